@@ -71,6 +71,10 @@ def mask_text(text: str) -> str:
     return text
 
 
+#: How delimiters are written in a user or a password that is part of a URL.
+URL_ESCAPES: Final = "@ as %40, / as %2F, ? as %3F, # as %23 and : as %3A"
+
+
 def is_broken_by_password(address: str) -> bool:
     """Return whether a URL's user or password contains a delimiter of another part of it.
 

@@ -56,6 +56,26 @@ def test_foreign_keys_change_rows(shop: MysqlShop) -> None:
     assert states == {(100,): [(10,), (None,)], (200,): [(20,)], (300,): [(30,)]}
 
 
+def test_foreign_keys_lead_through_other_databases(shop: MysqlShop) -> None:
+    shop.administer(
+        "DROP DATABASE IF EXISTS other",
+        "CREATE DATABASE other",
+        "CREATE TABLE other.roots (id INT PRIMARY KEY)",
+        "CREATE TABLE other.parents (id INT PRIMARY KEY, root INT, "
+        "FOREIGN KEY (root) REFERENCES other.roots (id) ON DELETE CASCADE)",
+        "CREATE TABLE shop.children (id INT PRIMARY KEY, parent INT, "
+        "FOREIGN KEY (parent) REFERENCES other.parents (id) ON DELETE CASCADE)",
+        "INSERT INTO other.roots VALUES (1), (2)",
+        "INSERT INTO other.parents VALUES (10, 1), (20, 2)",
+        "INSERT INTO shop.children VALUES (100, 10), (200, 20)",
+    )
+    shop.sync_or_fail()
+    shop.administer("DELETE FROM other.roots WHERE id = 1")
+    shop.sync_or_fail()
+    assert shop.present("children", ["id", "parent"]) == [(200, 20)]
+    shop.administer("DROP TABLE shop.children", "DROP DATABASE other")
+
+
 def test_rolled_back_changes_do_not_land(shop: MysqlShop) -> None:
     if not shop.is_mariadb:
         pytest.skip("MySQL with GTIDs refuses such transactions")

@@ -21,7 +21,7 @@ from chronolake.config.storage import StorageConfig, scheme_of_file_io
 from chronolake.durations import length_of, seconds_of
 from chronolake.errors import SchemaError
 from chronolake.location import SCHEMES, as_url, cut_in_urls, is_inside, scheme_of
-from chronolake.masking import may_show_password
+from chronolake.masking import URL_ESCAPES, may_show_password
 from chronolake.types import RELIED_ON, TableName
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ class CatalogConfig(Section):
             raise ValueError("not a valid URL") from None
         if may_show_password(uri):
             raise ValueError(
-                "the user or password contains a character that must be escaped in a URL; write @ "
-                "as %40, / as %2F, ? as %3F and # as %23"
+                "the user or password contains a character that must be escaped in a URL; write "
+                f"{URL_ESCAPES}"
             )
         if parts.scheme == "postgres":
             uri = "postgresql" + uri.removeprefix("postgres")

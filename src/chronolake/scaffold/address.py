@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import ConfigurationError
-from chronolake.masking import is_broken_by_password
+from chronolake.masking import URL_ESCAPES, is_broken_by_password
 from chronolake.scaffold.document import literal
 from chronolake.scaffold.proposal import Variable, password_variable
 
@@ -28,7 +28,7 @@ def without_password(url: str, pipeline: str) -> tuple[str, tuple[Variable, ...]
         raise ConfigurationError(
             "The address cannot be parsed: its user or password contains a character that must be "
             "escaped.",
-            hint="Write @ as %40, / as %2F, ? as %3F and # as %23.",
+            hint=f"Write {URL_ESCAPES}.",
         )
     before, has_query, query = rest.partition("?")
     user, at, place = before.rpartition("@")

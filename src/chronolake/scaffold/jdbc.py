@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from chronolake.config import JdbcAddress, LakeConfig
 from chronolake.errors import ConfigurationError
-from chronolake.masking import is_broken_by_password, is_secret
+from chronolake.masking import URL_ESCAPES, is_broken_by_password, is_secret
 from chronolake.scaffold.document import Entry, literal
 from chronolake.scaffold.proposal import (
     ProposedPipeline,
@@ -186,7 +186,7 @@ def _sqlserver_url(origin: str) -> str:
         raise ConfigurationError(
             "The address cannot be parsed: its user or password contains a character that must be "
             "escaped.",
-            hint="Write @ as %40, / as %2F, ? as %3F and # as %23.",
+            hint=f"Write {URL_ESCAPES}.",
         )
     parts = urlsplit(origin)
     database = unquote(parts.path.strip("/"))

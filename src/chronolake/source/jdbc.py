@@ -27,6 +27,7 @@ from chronolake.source.protocol import (
     StreamFailure,
     raw_folder,
 )
+from chronolake.source.relational.single_rows import expect_columns
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column, ColumnType, Kind, literal, now_micros, quote
 
@@ -280,15 +281,11 @@ def matching(rows: DataFrame, where: Where, name: str) -> DataFrame:
         ConfigurationError: a value does not have the column's type.
     """
     types = {field.name: field.dataType.simpleString() for field in rows.schema.fields}
+    expect_columns(name, types, where)
     conditions = []
     for record in where:
         cells = []
         for column, text in record.items():
-            if column not in types:
-                raise SourceError(
-                    f"The table {name} has no column {column}.",
-                    hint=f"Its columns are {', '.join(types)}.",
-                )
             value = f"try_cast({literal(text)} AS {types[column]})"
             if rows.sparkSession.sql(f"SELECT {value} IS NULL").head(1)[0][0]:
                 raise ConfigurationError(

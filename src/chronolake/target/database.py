@@ -14,7 +14,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from chronolake.errors import ChronolakeError, TargetError
+from chronolake.errors import ChronolakeError, TargetBusyError, TargetError
 from chronolake.failpoints import reach
 from chronolake.frames import map_in_arrow
 
@@ -255,6 +255,37 @@ def duplicate_error(product: str) -> TargetError:
     return TargetError(
         f"Two rows have keys that are equal in {product}.",
         hint="Correct the keys in the source, or choose another key for the stream.",
+    )
+
+
+def locked_error() -> TargetBusyError:
+    """Return the error for a lock of another transaction that was not released in time."""
+    return TargetBusyError(
+        "Another transaction has locked the target table.",
+        hint="Publish again when it has ended.",
+    )
+
+
+def meanwhile_error(relation: Relation) -> TargetBusyError:
+    """Return the error for a table whose state is not the one with which the work began."""
+    return TargetBusyError(
+        f"Another process has published {relation} meanwhile.", hint="Publish again."
+    )
+
+
+def unreachable_error(reason: str) -> TargetError:
+    """Return the error for a server that does not respond, or refuses a connection."""
+    return TargetError(
+        f"The target's server does not respond, or refuses the connection: {reason}.",
+        hint="Check `dsn` of the target, and that the server is running.",
+    )
+
+
+def resources_error(reason: str) -> TargetError:
+    """Return the error for a server whose disk or memory is full."""
+    return TargetError(
+        f"The target's server lacks resources: {reason}.",
+        hint="Free or add disk space or memory on the server, and publish again.",
     )
 
 

@@ -24,7 +24,7 @@ from pymysql.protocol import LoadLocalPacketWrapper
 
 from chronolake.errors import TargetBusyError, TargetChangedError, TargetError
 from chronolake.failpoints import reach
-from chronolake.source.mysql.connection import Address, quoted
+from chronolake.source.mysql.connection import Address, numbers_of, quoted, version_of
 from chronolake.target.additions import (
     MYSQL_ADDITIONS,
     REFERENCE,
@@ -42,6 +42,7 @@ from chronolake.target.database import (
     Survey,
     counts_text,
     incomplete_error,
+    meanwhile_error,
     written_of,
 )
 from chronolake.target.limits import TargetColumn, mysql_limits
@@ -587,9 +588,7 @@ class MysqlSession:
         """Replace the target table by a temporary table, or its rows, and store the state."""
         self._index(load, published.columns)
         if self.published() != base:
-            raise TargetBusyError(
-                f"Another process has published {self.relation} meanwhile.", hint="Publish again."
-            )
+            raise meanwhile_error(self.relation)
         if base is not None and not takes_over:
             self.raise_if_changed(base)
         is_present = self.is_present()
@@ -702,9 +701,7 @@ class MysqlSession:
             f"SELECT state FROM {_STATE} WHERE relation = %s FOR UPDATE", [str(self.relation)]
         )
         if [Published.from_text(text) for (text,) in rows if text] != [base]:
-            raise TargetBusyError(
-                f"Another process has published {self.relation} meanwhile.", hint="Publish again."
-            )
+            raise meanwhile_error(self.relation)
 
     def _stored(self, published: Published) -> Published:
         return replace(published, has_rows=self._has_rows(), has_triggers=self.detects_changes)
@@ -838,10 +835,8 @@ class MysqlSession:
 
 def limits_of(connection: _Connection) -> TargetLimits:
     """Return the limits of a connection's server."""
-    text = str(connection.get_server_info())
-    version = re.search(r"\d+\.\d+\.\d+", text.removeprefix("5.5.5-"))
-    numbers = tuple(map(int, version[0].split("."))) if version else (8, 4, 0)
-    return mysql_limits(numbers, is_mariadb="mariadb" in text.lower())
+    is_mariadb, version = version_of(connection)
+    return mysql_limits(numbers_of(version or "8.4.0"), is_mariadb=is_mariadb)
 
 
 def find_additions(

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Final
 import pymysql
 from pymysql.constants import ER
 
-from chronolake.errors import TargetBusyError, TargetError
-from chronolake.target.database import duplicate_error
+from chronolake.errors import TargetError
+from chronolake.target.database import (
+    duplicate_error,
+    locked_error,
+    resources_error,
+    unreachable_error,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,10 +98,7 @@ def error_of(failure: pymysql.Error) -> TargetError:
 def _access_error(number: int) -> TargetError | None:
     """Return the error for locks, privileges and connections; None for other numbers."""
     if number in _LOCKED:
-        return TargetBusyError(
-            "Another transaction has locked the target table.",
-            hint="Publish again when it has ended.",
-        )
+        return locked_error()
     if number == _NO_TRIGGERS:
         return TargetError(
             "The user of the target may not create triggers, which detect changes by others.",
@@ -110,20 +112,14 @@ def _access_error(number: int) -> TargetError | None:
             "the target's database.",
         )
     if number in _CLIENT_ERRORS or number in _REFUSALS:
-        return TargetError(
-            f"The target's server does not respond, or refuses the connection (error {number}).",
-            hint="Check `dsn` of the target, and that the server is running.",
-        )
+        return unreachable_error(f"error {number}")
     return None
 
 
 def limit_error(number: int, message: str) -> TargetError | None:
     """Return the error for a limit of the server; None if the number means something else."""
     if number in _RESOURCES:
-        return TargetError(
-            f"The target's server lacks resources (error {number}).",
-            hint="Free or add disk space or memory on the server, and publish again.",
-        )
+        return resources_error(f"error {number}")
     if number in _ROW_SIZE:
         return TargetError(
             f"Rows of the table do not fit (error {number}): InnoDB supports about 8,126 bytes, to "

@@ -19,7 +19,7 @@ from psycopg import sql
 
 from chronolake.errors import TargetBusyError, TargetChangedError, TargetError
 from chronolake.failpoints import reach
-from chronolake.masking import is_broken_by_password
+from chronolake.masking import URL_ESCAPES, is_broken_by_password
 from chronolake.target.additions import (
     POSTGRES_ADDITIONS,
     REFERENCE,
@@ -35,6 +35,7 @@ from chronolake.target.database import (
     Survey,
     counts_text,
     incomplete_error,
+    meanwhile_error,
     written_of,
 )
 from chronolake.target.limits import POSTGRES
@@ -148,7 +149,7 @@ def connect(dsn: str) -> Iterator[psycopg.Connection]:
         if "://" in dsn and is_broken_by_password(dsn):
             raise TargetError(
                 "`dsn` of the target is not a valid address.",
-                hint="Escape special characters of the password: @ as %40, / as %2F.",
+                hint=f"In a password, write {URL_ESCAPES}.",
             )
         parameters = psycopg.conninfo.conninfo_to_dict(dsn)
         parameters.setdefault("connect_timeout", _CONNECT_SECONDS)
@@ -424,10 +425,7 @@ END"""
                 [str(self.relation)],
             ).fetchone()
             if (None if found is None else Published.from_text(found[0])) != base:
-                raise TargetBusyError(
-                    f"Another process has published {self.relation} meanwhile.",
-                    hint="Publish again.",
-                )
+                raise meanwhile_error(self.relation)
             yield
             reach("target.before-commit")
         reach("target.after-commit")

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from chronolake.database import refusal
-from chronolake.errors import TargetBusyError, TargetError
-from chronolake.target.database import OWN_PREFIX, duplicate_error
+from chronolake.errors import TargetError
+from chronolake.target.database import (
+    OWN_PREFIX,
+    duplicate_error,
+    locked_error,
+    resources_error,
+    unreachable_error,
+)
 from chronolake.target.limits import POSTGRES
 
 if TYPE_CHECKING:
@@ -55,10 +61,7 @@ def error_of(failure: psycopg.Error) -> TargetError:
         return _constraint_error(failure)
     if isinstance(failure, psycopg.OperationalError):
         reason = refusal(failure) or failure.sqlstate or type(failure).__name__
-        return TargetError(
-            f"The target's server does not respond, or refuses the connection: {reason}.",
-            hint="Check `dsn` of the target, and that the server is running.",
-        )
+        return unreachable_error(reason)
     column = _COLUMN.search(diagnosis.context or "")
     return TargetError(
         f"PostgreSQL refused to write: {type(failure).__name__} ({failure.sqlstate}).",
@@ -73,17 +76,11 @@ def _error_by_state(failure: psycopg.Error) -> TargetError | None:
     """Return the error for locks, limits and resources; None for other states."""
     state = failure.sqlstate or ""
     if state in _LOCKED:
-        return TargetBusyError(
-            "Another transaction has locked the target table.",
-            hint="Publish again when it has ended.",
-        )
+        return locked_error()
     if state[:2] == _LIMITS:
         return _limit_error(failure)
     if state in _RESOURCES:
-        return TargetError(
-            f"The target's server lacks resources: {type(failure).__name__} ({state}).",
-            hint="Free or add disk space or memory on the server, and publish again.",
-        )
+        return resources_error(f"{type(failure).__name__} ({state})")
     if state == _CANCELLED:
         return TargetError(
             "A statement in the target was cancelled.",

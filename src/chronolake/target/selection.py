@@ -10,7 +10,7 @@ from chronolake.config import MysqlTarget, PostgresTarget, is_pattern, matches
 from chronolake.errors import ConfigurationError, TargetError
 from chronolake.extras import require
 from chronolake.formatting import unknown_table_hint
-from chronolake.masking import is_broken_by_password
+from chronolake.masking import URL_ESCAPES, is_broken_by_password
 from chronolake.target.database import Relation
 from chronolake.target.limits import BY_KIND, raise_unless_name
 from chronolake.types import SCRATCH_SCHEMA, TableName
@@ -166,8 +166,7 @@ def relation_of(config: TargetConfig, table: TableName) -> Relation:
         if is_broken_by_password(config.dsn):
             raise ConfigurationError(
                 "`dsn` of the target is not a valid address.",
-                hint="Escape special characters of the password: @ as %40, / as %2F, # as %23, ? "
-                "as %3F.",
+                hint=f"In a password, write {URL_ESCAPES}.",
             )
         database = unquote(urlsplit(config.dsn).path.strip("/"))
         if not database:

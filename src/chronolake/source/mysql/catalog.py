@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import SourceError
-from chronolake.source.mysql.columns import SourceColumn, form_of_declared
+from chronolake.source.mysql.columns import SourceColumn, base_of, form_of_declared
 from chronolake.source.mysql.connection import execute, quoted
 from chronolake.source.mysql.foreign_keys import cascades_in
 from chronolake.source.relational.protected_texts import ProtectedTexts
@@ -125,7 +124,7 @@ def tables_in(
     described: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
     for row in execute(connection, _COLUMNS.format(marks), tuple(schemas)):
         described.setdefault((row[0], row[1]), []).append(row[2:])
-    cascades = cascades_in(connection)
+    cascades = cascades_in(connection, schemas)
     keys: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
     for schema, table, index, column, is_whole in execute(
         connection, _KEYS.format(marks), tuple(schemas)
@@ -182,7 +181,7 @@ def _unlogged_reason(described: Sequence[tuple[Any, ...]]) -> str:
     if is_versioned:
         return "is system-versioned"
     for column, declared, *_ in described:
-        base = re.split(r"[ (]", declared.lower(), maxsplit=1)[0]
+        base = base_of(declared.lower())
         if base in _UNLOGGED:
             return f"has the column {column} of the type {base}"
         if "COMPRESSED" in declared.upper():

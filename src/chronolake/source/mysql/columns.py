@@ -87,13 +87,18 @@ _PARAMETERS: Final = re.compile(r"\(([0-9]+)(?:,([0-9]+))?\)")
 _TIME: Final = r"^([0-9-]{10}) (.*)$"
 
 
+def base_of(declared: str) -> str:
+    """Return the name of a type without its parameters and attributes."""
+    return re.split(r"[ (]", declared, maxsplit=1)[0]
+
+
 def form_of_declared(declared: str) -> str:
     """Return the form of the values of a type in the catalog.
 
     Args:
         declared: the type, such as `decimal(65,30) unsigned` or `varchar(20)`.
     """
-    base = re.split(r"[ (]", declared.lower(), maxsplit=1)[0]
+    base = base_of(declared.lower())
     is_unsigned = "unsigned" in declared.lower()
     if base in _BINARY:
         return "binary"
@@ -137,7 +142,7 @@ class SourceColumn:
     @property
     def base(self) -> str:
         """Return the name of its type."""
-        return re.split(r"[ (]", self.form, maxsplit=1)[0]
+        return base_of(self.form)
 
     @property
     def _parameters(self) -> tuple[int, ...]:

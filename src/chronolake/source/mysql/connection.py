@@ -17,7 +17,7 @@ import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
 from chronolake.errors import ConfigurationError, SourceError
-from chronolake.masking import is_broken_by_password, mask_text
+from chronolake.masking import URL_ESCAPES, is_broken_by_password, mask_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,8 +110,8 @@ class Address:
 def _invalid_address() -> ConfigurationError:
     return ConfigurationError(
         "`dsn` is not the address of a MySQL server.",
-        hint="Write it as mysql://user:password@host:3306/database; in a password, write @ as %40, "
-        "/ as %2F, ? as %3F, # as %23 and : as %3A.",
+        hint="Write it as mysql://user:password@host:3306/database; in a password, write "
+        f"{URL_ESCAPES}.",
     )
 
 
@@ -229,6 +229,19 @@ def variables(connection: pymysql.Connection[Any], *names: str) -> dict[str, str
     return {name.lower(): value for name, value in rows}
 
 
+def version_of(connection: pymysql.Connection[Any]) -> tuple[bool, str | None]:
+    """Return whether a server is MariaDB, and its version; None if it has not the usual form."""
+    text = str(connection.get_server_info())
+    # MariaDB precedes its version with that of an old MySQL.
+    found = re.search(r"\d+\.\d+\.\d+", text.removeprefix("5.5.5-"))
+    return "mariadb" in text.lower(), found[0] if found else None
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Return the parts of a version."""
+    return tuple(map(int, version.split(".")))
+
+
 @dataclass(frozen=True)
 class Server:
     """A server.
@@ -250,15 +263,13 @@ class Server:
         Raises:
             SourceError: the server does not respond.
         """
-        text = str(connection.get_server_info())
-        is_mariadb = "mariadb" in text.lower()
-        found = re.search(r"\d+\.\d+\.\d+", text.removeprefix("5.5.5-"))
+        is_mariadb, version = version_of(connection)
         if is_mariadb:
             ((number, host, port),) = execute(connection, "SELECT @@server_id, @@hostname, @@port")
             identity = f"mariadb-{number}@{host}:{port}"
         else:
             ((identity,),) = execute(connection, "SELECT @@server_uuid")
-        return cls(is_mariadb, found[0] if found else text, str(identity))
+        return cls(is_mariadb, version or str(connection.get_server_info()), str(identity))
 
     @property
     def name(self) -> str:
@@ -268,7 +279,7 @@ class Server:
     @property
     def numbers(self) -> tuple[int, ...]:
         """Return the parts of its version."""
-        return tuple(map(int, self.version.split(".")))
+        return numbers_of(self.version)
 
 
 def quoted(*names: str) -> str:

@@ -51,6 +51,7 @@ from chronolake.source.protocol import (
     spool_folder,
 )
 from chronolake.source.relational.row_versions import RowKey, sequence_of
+from chronolake.source.relational.single_rows import not_followed_failure
 from chronolake.source.relational.spool_folders import create_spool
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class MysqlDatabase:
                     plan.copied.append((replication.table, replication.position))
             for table, position in plan.copied:
                 if where is not None:
-                    yield StreamFailure(table.stream, _not_followed_error(table))
+                    yield not_followed_failure(table.stream)
                     continue
                 yield from self._copy(lake, reader, table, position)
 
@@ -219,20 +220,18 @@ class MysqlDatabase:
             return
         if not kept.has_evidence_of(position):
             position = replace(position, evidence=None)
-        plan.followed.append(
-            TableReplication(
-                table,
-                position,
-                reader.folder / uuid4().hex,
-                reader.server,
-                self._defaults,
-                kept.end.micros,
-            )
-        )
+        plan.followed.append(self._replication(reader, table, position, kept.end))
 
     @property
     def _server_id(self) -> int:
         return self.config.server_id_for(self.pipeline, str(self.project.lake.path))
+
+    def _replication(
+        self, reader: LogReader, table: SourceTable, position: LogOffset, end: LogEnd
+    ) -> TableReplication:
+        """Return the replication of a table from an offset to an end of the log."""
+        folder = reader.folder / uuid4().hex
+        return TableReplication(table, position, folder, reader.server, self._defaults, end.micros)
 
     def _defaults(self, table: SourceTable) -> Mapping[str, str | None]:
         """Return the values that columns of a table have if an insert does not name them."""
@@ -366,15 +365,8 @@ class MysqlDatabase:
             0 if position is None else position.greatest,
         )
         table = replace(table, columns=columns)
-        replication = TableReplication(
-            table,
-            replace(before, columns=columns, key=table.log_key, greatest=greatest),
-            reader.folder / uuid4().hex,
-            reader.server,
-            self._defaults,
-            end.micros,
-            is_recognized=True,
-        )
+        begin = replace(before, columns=columns, key=table.log_key, greatest=greatest)
+        replication = self._replication(reader, table, begin, end)
         read = ReadEnd(before.place, (), None, before.prepared)
         if table.log_key and not is_at(before, end, reader.server):
             begins = LogBegin.of([before], reader.server)
@@ -397,19 +389,7 @@ class MysqlDatabase:
             + 1
         )
         after = replace(after, generation=generation, last_micros=last)
-        declared = RowKey.of(table).declare(table.columns, out_of_range=set())
-        rows, texts = copied_rows(lake, table, files, changes, declared)
-        yield Snapshot(
-            table.stream,
-            rows,
-            declared,
-            last,
-            sequence_of(with_generation(after.place.number, generation)),
-            after.as_json(),
-            after.numbers(table.columns),
-            texts=texts,
-            is_protected=True,
-        )
+        yield _snapshot(lake, table, files, changes, after)
         reach("copy.landed")
         staging.remove()
 
@@ -439,14 +419,7 @@ class MysqlDatabase:
                 evidence=None,
                 prepared={},
             )
-            meanwhile = TableReplication(
-                table,
-                since,
-                reader.folder / uuid4().hex,
-                reader.server,
-                self._defaults,
-                end.micros,
-            )
+            meanwhile = self._replication(reader, table, since, end)
             both = [followed, meanwhile]
             if not all(is_at(each.position, end, reader.server) for each in both):
                 begins = LogBegin.of([each.position for each in both], reader.server)
@@ -470,19 +443,7 @@ class MysqlDatabase:
                 columns=(*known, *(column for column in columns if column.name not in names)),
                 greatest=greatest,
             )
-            declared = RowKey.of(table).declare(table.columns, out_of_range=set())
-            rows, texts = copied_rows(lake, table, files, changes, declared)
-            yield Snapshot(
-                table.stream,
-                rows,
-                declared,
-                last,
-                sequence_of(position.number),
-                position.as_json(),
-                position.numbers(table.columns),
-                texts=texts,
-                is_protected=True,
-            )
+            yield _snapshot(lake, table, files, changes, position)
         except SourceError as failure:
             yield StreamFailure(table.stream, failure)
         finally:
@@ -583,6 +544,29 @@ class MysqlDatabase:
             folder.remove()
 
 
+def _snapshot(
+    lake: Lake,
+    table: SourceTable,
+    files: Sequence[str],
+    changes: Sequence[Spool[SourceColumn]],
+    position: LogOffset,
+) -> Snapshot:
+    """Return rows that were staged, with the changes since then, as of an offset."""
+    declared = RowKey.of(table).declare(table.columns, out_of_range=set())
+    rows, texts = copied_rows(lake, table, files, changes, declared)
+    return Snapshot(
+        table.stream,
+        rows,
+        declared,
+        position.last_micros,
+        sequence_of(position.number),
+        position.as_json(),
+        position.numbers(table.columns),
+        texts=texts,
+        is_protected=True,
+    )
+
+
 def _changes_for_copy(replication: TableReplication) -> list[Spool[SourceColumn]]:
     """Return the changes that were made to a table while it was read.
 
@@ -601,13 +585,6 @@ def _altered_error(table: SourceTable) -> SourceError:
     return SourceError(
         f"The table {table.stream} was altered or truncated while it was copied.",
         hint="Run the command again: it reads the table again.",
-    )
-
-
-def _not_followed_error(table: SourceTable) -> SourceError:
-    return SourceError(
-        f"Single rows of the table {table.stream} cannot be read: its log is not read up to now.",
-        hint="Run a sync or, if that is refused, a resync of the whole stream first.",
     )
 
 

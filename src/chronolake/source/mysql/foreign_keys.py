@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from chronolake.source.mysql.connection import Server, execute
+from chronolake.source.mysql.connection import execute, numbers_of, version_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pymysql
 
@@ -22,8 +22,9 @@ SELECT k.TABLE_SCHEMA, k.TABLE_NAME, k.REFERENCED_TABLE_SCHEMA, k.REFERENCED_TAB
 FROM information_schema.KEY_COLUMN_USAGE k JOIN information_schema.REFERENTIAL_CONSTRAINTS r
 ON r.CONSTRAINT_SCHEMA = k.CONSTRAINT_SCHEMA AND r.CONSTRAINT_NAME = k.CONSTRAINT_NAME
 AND r.TABLE_NAME = k.TABLE_NAME
-WHERE r.DELETE_RULE NOT IN ('RESTRICT', 'NO ACTION')
-   OR r.UPDATE_RULE NOT IN ('RESTRICT', 'NO ACTION')
+WHERE k.TABLE_SCHEMA IN ({0}) AND r.CONSTRAINT_SCHEMA IN ({0})
+AND (r.DELETE_RULE NOT IN ('RESTRICT', 'NO ACTION')
+  OR r.UPDATE_RULE NOT IN ('RESTRICT', 'NO ACTION'))
 """
 _PASSIVE: Final = frozenset({"RESTRICT", "NO ACTION"})
 _LOGGED_SINCE: Final = (9, 6)
@@ -47,25 +48,34 @@ class Cascade:
 
 
 def cascades_in(
-    connection: pymysql.Connection[Any],
+    connection: pymysql.Connection[Any], schemas: Iterable[str]
 ) -> Mapping[tuple[str, str], Sequence[Cascade]]:
     """Return what changes rows without being logged, by the database and name of each table.
 
     Args:
         connection: a connection to the server. Foreign keys of tables that its user cannot see are
             not known.
+        schemas: the databases of the tables; tables that theirs refer to may be in others.
 
     Raises:
         SourceError: the catalog cannot be read.
     """
-    server = Server.of(connection)
-    if not server.is_mariadb and server.numbers >= _LOGGED_SINCE:
+    is_mariadb, version = version_of(connection)
+    if not is_mariadb and version is not None and numbers_of(version) >= _LOGGED_SINCE:
         return {}
     direct: dict[tuple[str, str], dict[Cascade, None]] = {}
-    for schema, name, *parent, column, delete_rule, update_rule in execute(connection, _QUERY):
-        columns = frozenset() if update_rule in _PASSIVE else frozenset({str(column).casefold()})
-        cascade = Cascade(parent[0], parent[1], delete_rule not in _PASSIVE, columns)
-        direct.setdefault((schema, name), {})[cascade] = None
+    waiting, read = set(schemas), set[str]()
+    while waiting:
+        query = _QUERY.format(", ".join(["%s"] * len(waiting)))
+        found = execute(connection, query, (*waiting, *waiting))
+        read |= waiting
+        for schema, name, *parent, column, delete_rule, update_rule in found:
+            is_on_update = update_rule not in _PASSIVE
+            columns = frozenset({str(column).casefold()} if is_on_update else ())
+            cascade = Cascade(parent[0], parent[1], delete_rule not in _PASSIVE, columns)
+            direct.setdefault((schema, name), {})[cascade] = None
+            waiting.add(parent[0])
+        waiting -= read
     return {table: tuple(_all_of(table, direct)) for table in direct}
 
 

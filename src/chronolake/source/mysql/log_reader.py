@@ -70,9 +70,9 @@ class LogBegin:
 
 def _before_evidence(position: LogOffset, server: Server) -> MysqlGtids | MariadbGtids:
     """Return the transactions that need not be read again."""
-    evidence = position.evidence
-    before = position.gtids if evidence is None else evidence.before
-    return parse_gtids(before or "", is_mariadb=server.is_mariadb)
+    before = None if position.evidence is None else position.evidence.before
+    text = position.gtids if before is None else before
+    return parse_gtids(text or "", is_mariadb=server.is_mariadb)
 
 
 @dataclass

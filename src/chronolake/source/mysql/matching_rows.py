@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import SourceError
 from chronolake.source.mysql.connection import quoted
+from chronolake.source.relational.single_rows import expect_columns
 
 if TYPE_CHECKING:
     from chronolake.source.mysql.catalog import SourceTable
@@ -41,12 +42,7 @@ def condition_of(table: SourceTable, where: Where) -> str:
             the column's type.
     """
     columns = {column.name: column for column in table.columns}
-    unknown = sorted({name for record in where for name in record} - {*columns})
-    if unknown:
-        raise SourceError(
-            f"The table {table.stream} has no column {unknown[0]}.",
-            hint=f"Its columns are {', '.join(columns)}.",
-        )
+    expect_columns(table.stream, columns, where)
     found: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
     for record in where:
         values = tuple(_literal(table, columns[name], text) for name, text in record.items())

@@ -206,12 +206,16 @@ class Statement:
 
     def _creation(self, schema: str, table: str) -> TableEffect | None:
         """Return the effect of CREATE TABLE on a table that it mentions."""
-        place = 1 + next(n for n, token in enumerate(self.tokens) if token.is_word("TABLE"))
+        place = self._after_table()
         if self.tokens[place : place + 1] and self.tokens[place].is_word("IF"):
             # A table that is read exists: the statement that dropped it would have been read.
             return None
         is_this = self._target(place)[0] == _folded(schema, table)
         return TableEffect(Effect.CHANGED) if is_this else None
+
+    def _after_table(self) -> int:
+        """Return the number of the token after the word TABLE."""
+        return 1 + next(n for n, token in enumerate(self.tokens) if token.is_word("TABLE"))
 
     def _is_of_server(self) -> bool:
         """Return whether rows of the server's own tables are changed, which have no triggers.
@@ -271,7 +275,7 @@ class Statement:
 
     def _alteration(self, schema: str, table: str) -> TableEffect | None:
         """Return the effect of ALTER TABLE on a table that it mentions."""
-        place = 1 + next(n for n, token in enumerate(self.tokens) if token.is_word("TABLE"))
+        place = self._after_table()
         while place < len(self.tokens) and self.tokens[place].is_word("IF", "EXISTS"):
             place += 1
         target, place = self._target(place)

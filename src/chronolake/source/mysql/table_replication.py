@@ -471,7 +471,7 @@ class TableReplication:
         """Return the stream's offset after all spooled changes have landed."""
         gtids, evidence = self._gtids, end.evidence or self.position.evidence
         if gtids is not None:
-            if evidence is not None and evidence.gtid in gtids:
+            if evidence is not None and evidence.gtid is not None and evidence.gtid in gtids:
                 # Nothing that is new to this stream was read.
                 evidence = self.position.evidence
             for gtid in end.gtids:

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from chronolake.database import refusal
 from chronolake.errors import SourceError
-from chronolake.masking import is_broken_by_password
+from chronolake.masking import URL_ESCAPES, is_broken_by_password
 from chronolake.source.postgres.encoding import encoding_of
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _raise_if_split(parameters: Mapping[str, Any]) -> None:
 def _invalid_address() -> SourceError:
     return SourceError(
         "The server's address is not valid: its host or port contains unexpected characters.",
-        hint="In a password, write @ as %40, / as %2F, ? as %3F, # as %23 and : as %3A.",
+        hint=f"In a password, write {URL_ESCAPES}.",
     )
 
 

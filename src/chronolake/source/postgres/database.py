@@ -61,6 +61,7 @@ from chronolake.source.protocol import (
     StreamFailure,
     spool_folder,
 )
+from chronolake.source.relational.single_rows import not_followed_failure
 from chronolake.source.relational.spool_folders import create_spool
 
 if TYPE_CHECKING:
@@ -803,18 +804,8 @@ def _copied(
 ) -> Iterator[Snapshot | StreamFailure]:
     """Copy tables, or some rows of those that are followed in the log."""
     if where is not None:
-        yield from map(_not_followed_failure, missing)
+        for replication in missing:
+            yield not_followed_failure(replication.table.stream)
         missing = ()
     for replication in (*followed, *missing):
         yield from copy(replication)
-
-
-def _not_followed_failure(replication: TableReplication) -> StreamFailure:
-    stream = replication.table.stream
-    return StreamFailure(
-        stream,
-        SourceError(
-            f"Single rows of the table {stream} cannot be read: its log is not read up to now.",
-            hint="Run a sync or, if that is refused, a resync of the whole stream first.",
-        ),
-    )

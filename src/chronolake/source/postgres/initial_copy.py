@@ -39,6 +39,7 @@ from chronolake.source.postgres.snapshot import (
 from chronolake.source.protocol import Snapshot, StreamFailure
 from chronolake.source.relational.protected_texts import ProtectedTexts
 from chronolake.source.relational.row_versions import RowKey, sequence_of
+from chronolake.source.relational.single_rows import expect_columns
 from chronolake.types import quote
 
 if TYPE_CHECKING:
@@ -236,12 +237,7 @@ def read_texts(
         row_filter=snapshot.row_filter,
     )
     if where is not None:
-        unknown = sorted({name for record in where for name in record} - {*names})
-        if unknown:
-            raise SourceError(
-                f"The table {snapshot.table.stream} has no column {unknown[0]}.",
-                hint=f"Its columns are {', '.join(names)}.",
-            )
+        expect_columns(snapshot.table.stream, names, where)
         copy = partial(copy, where=where)
     ranges = (
         [
