@@ -128,7 +128,7 @@ class LogOffset:
             GTIDs.
         server: the server of this log (`connection.Server.identity`).
         generation: increases whenever the log of another server continues.
-        last_micros: the time of the last version, in microseconds since 1970.
+        last_micros: the time of the last transaction or copy, in microseconds since 1970.
         columns: the table's columns at that time.
         key: the columns that identified its rows.
         greatest: the greatest column number that was used.
@@ -199,13 +199,6 @@ class LogOffset:
     def is_of(self, table: SourceTable) -> bool:
         """Return whether this is an offset of the table with its present identifying columns."""
         return self.key == table.log_key
-
-    def not_before(self, micros: int) -> Self:
-        """Return this offset with a time that is not earlier than a landed version.
-
-        After a crash, files may have landed that the checkpoint does not include.
-        """
-        return replace(self, last_micros=max(self.last_micros, micros))
 
     def numbers(self, columns: Sequence[SourceColumn]) -> dict[str, int]:
         """Return the numbers that identify columns in the lake, by column name."""

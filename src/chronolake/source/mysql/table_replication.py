@@ -181,6 +181,8 @@ class TableReplication:
         new = np.array([not self._includes(each) for each in decoded.transactions], np.bool_)
         self._has_unlogged |= decoded.is_incomplete
         self._note_unreadable(decoded, new)
+        # Every transaction counts, also one of other tables: each table gets the same times.
+        times = self._clock.times(decoded.transactions, new)
         changes = [
             change
             for change in decoded.changes
@@ -197,13 +199,14 @@ class TableReplication:
             for change in decoded.changes
         )
         if changes or effects:
-            self._add_changes(decoded, new, changes, effects)
+            self._add_changes(decoded, new, times, changes, effects)
         self._note_rollbacks(decoded, new)
 
     def _add_changes(
         self,
         decoded: DecodedBatch,
         new: Flags,
+        times: Places,
         changes: Sequence[Changes],
         effects: Sequence[tuple[TableEffect, LoggedStatement]],
     ) -> None:
@@ -220,7 +223,6 @@ class TableReplication:
         self._touched |= {
             decoded.transactions[number].commit_lsn for number in np.flatnonzero(touched).tolist()
         }
-        times = self._clock.times(decoded.transactions, touched)
         places = [
             with_generation(transaction.commit_lsn, self._generation)
             for transaction in decoded.transactions

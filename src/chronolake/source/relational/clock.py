@@ -29,10 +29,11 @@ class TimedTransaction(Protocol):
 
 @dataclass
 class Clock:
-    """A clock that assigns strictly increasing times to a stream's transactions.
+    """A clock that assigns strictly increasing times to transactions.
 
     Transactions are ordered as in the log. If a commit's time is not later than that of its
-    predecessor (two processors, a clock that was set back), it counts one step after it.
+    predecessor (two processors, a clock that was set back), it counts one step after it. Streams
+    that count the same transactions get the same times: tables agree as of every time.
 
     Attributes:
         last_micros: the time of the last transaction, in microseconds since 1970.
@@ -52,7 +53,7 @@ class Clock:
         Args:
             transactions: the transactions in log order; the first may be the last of the previous
                 batch.
-            touched: flags of those that changed the stream; the times of others are undefined.
+            touched: flags of those that count; the times of others are undefined.
         """
         times = np.zeros(len(transactions), np.int64)
         numbers = np.flatnonzero(touched)
