@@ -51,6 +51,7 @@ FAILPOINTS: Final = (
     "adopt.after-commit",
     "target.planned",
     "target.written",
+    "target.step-stored",
     "target.altered",
     "target.before-commit",
     "target.before-swap",

@@ -13,6 +13,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -101,6 +102,13 @@ _OWN_TABLES: Final = (
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin""",
 )
 _OPERATIONS: Final = ("INSERT", "UPDATE", "DELETE")
+#: Settings of servers that accept only tables with a key, or add one themselves.
+_KEY_SETTINGS: Final = (
+    "'sql_require_primary_key', 'innodb_force_primary_key', 'sql_generate_invisible_primary_key'"
+)
+#: The invisible key of a table that has no other one: ours, and the one that MySQL adds.
+_ROW: Final = "chronolake_row"
+_ROW_KEYS: Final = frozenset({_ROW, "my_row_id"})
 _DISPLAY_WIDTH: Final = re.compile(r"^((?:big)?int)\(\d+\)")
 _ESCAPED: Final = {b"\\": b"\\", b"t": b"\t", b"n": b"\n", b"r": b"\r", b"0": b"\0"}
 
@@ -485,7 +493,8 @@ class MysqlSession:
     def _columns(self) -> dict[str, str]:
         rows = self._execute(
             "SELECT column_name, column_type FROM information_schema.columns "
-            "WHERE table_schema = DATABASE() AND table_name = %s",
+            "WHERE table_schema = DATABASE() AND table_name = %s "
+            "AND extra NOT LIKE '%%INVISIBLE%%'",
             [self.relation.table],
         )
         return {name: _DISPLAY_WIDTH.sub(r"\1", _text(kind)) for name, kind in rows}
@@ -537,13 +546,26 @@ class MysqlSession:
         """Create a temporary table and return its name."""
         name = f"{self._prefix}{uuid4().hex[:12]}"
         definitions = [_definition(column) for column in columns]
+        key = [] if is_stage else [column.name for column in columns if column.is_key]
         if is_stage:
             definitions.insert(0, f"{quoted(OPERATION)} char(1)")
+        if self._needs_keys and key:
+            definitions.append(f"PRIMARY KEY ({', '.join(map(quoted, key))})")
+        elif self._needs_keys:
+            definitions.append(
+                f"{quoted(_ROW)} bigint unsigned NOT NULL AUTO_INCREMENT PRIMARY KEY INVISIBLE"
+            )
         self._execute(
             f"CREATE TABLE {quoted(name)} ({', '.join(definitions)}) ENGINE = InnoDB "
             f"ROW_FORMAT = DYNAMIC{self.limits.text_options} COMMENT = '{name}'"
         )
         return name
+
+    @cached_property
+    def _needs_keys(self) -> bool:
+        """Whether the server accepts only tables with a key, or adds one itself."""
+        found = self._execute(f"SHOW VARIABLES WHERE Variable_name IN ({_KEY_SETTINGS})")
+        return any(value == "ON" for _, value in found)
 
     def sink(self, load: str, columns: Sequence[TargetColumn], *, is_stage: bool) -> LoadDataSink:
         """Return what writes rows to a temporary table."""
@@ -636,7 +658,7 @@ class MysqlSession:
         return (
             self._load_of(self.relation.table) == base.physical
             and self._columns() == _expected(published.columns)
-            and {name for (name,) in key}
+            and {name for (name,) in key} - _ROW_KEYS
             == {column.name for column in published.columns if column.is_key}
         )
 
@@ -733,7 +755,8 @@ class MysqlSession:
 
     def _index(self, load: str, columns: Sequence[TargetColumn]) -> None:
         names = {column.name for column in columns}
-        key = [quoted(column.name) for column in columns if column.is_key]
+        # A table of a server that needs keys has got its key already.
+        key = [quoted(column.name) for column in columns if column.is_key and not self._needs_keys]
         actions = [f"ADD PRIMARY KEY ({', '.join(key)})"] if key else []
         if ACTIVE in names:
             actions += [f"ADD INDEX ({quoted(name)})" for name in (START, ACTIVE) if name in names]
@@ -792,6 +815,7 @@ class MysqlSession:
         """Change the columns in one statement, and store the state with the new columns."""
         altered = replace(base, columns=published.columns)
         self._begin_step("alter", altered)
+        reach("target.step-stored")
         actions = ", ".join(_action(change) for change in changes)
         self._execute(f"ALTER TABLE {self._target} {actions}")
         self._complete_step()
