@@ -233,3 +233,60 @@ def test_columns_with_defaults_that_are_computed(shop: MysqlShop) -> None:
     shop.sync_or_fail()
     ((key, n, at),) = shop.present("items", ["id", "n", "at"])
     assert (key, n, at) == (1, 5, datetime(2001, 2, 3, 4, 5, 6, tzinfo=UTC))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "statement",
+    ["ALTER TABLE parts DROP FOREIGN KEY of_order", "RENAME TABLE orders TO orders_old"],
+)
+def test_foreign_keys_that_are_gone_when_the_log_is_read(shop: MysqlShop, statement: str) -> None:
+    shop.run(
+        "CREATE TABLE orders (id INT PRIMARY KEY) ENGINE = InnoDB",
+        "CREATE TABLE parts (id INT PRIMARY KEY, order_id INT, CONSTRAINT of_order FOREIGN KEY "
+        "(order_id) REFERENCES orders (id) ON DELETE CASCADE) ENGINE = InnoDB",
+        "INSERT INTO orders VALUES (1), (2)",
+        "INSERT INTO parts VALUES (1, 1), (2, 2)",
+    )
+    shop.configure(more=", tables: [shop.parts]")
+    shop.sync_or_fail()
+    shop.run("DELETE FROM orders WHERE id = 1", statement)
+    shop.sync_or_fail()
+    assert shop.present("parts", ["id"]) == [(2,)]
+
+
+@pytest.mark.long
+def test_a_unique_index_removes_rows(shop: MysqlShop) -> None:
+    if not shop.is_mariadb:
+        pytest.skip("MySQL has no ALTER IGNORE TABLE")
+    shop.run(
+        "CREATE TABLE items (id INT PRIMARY KEY, n INT)", "INSERT INTO items VALUES (1, 1), (2, 1)"
+    )
+    shop.sync_or_fail()
+    shop.run("ALTER IGNORE TABLE items ADD UNIQUE (n)")
+    shop.sync_or_fail()
+    assert shop.present("items", ["id"]) == sorted(shop.rows("SELECT id FROM items"))
+    assert len(shop.present("items", ["id"])) == 1
+
+
+@pytest.mark.long
+def test_a_default_that_changes_while_the_log_is_read(
+    shop: MysqlShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.run("CREATE TABLE items (id INT PRIMARY KEY, d INT DEFAULT 5)")
+    shop.sync_or_fail()
+    connection = shop.connect(database="shop")
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION binlog_row_image = 'MINIMAL'")
+        cursor.execute("INSERT INTO items (id) VALUES (1)")
+    connection.close()
+    changes = iter(["ALTER TABLE items ALTER d SET DEFAULT 6"])
+
+    def change(point: str) -> None:
+        if point == "read.log-batch" and (statement := next(changes, None)):
+            shop.run(statement)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("chronolake.source.mysql.log_reader.reach", change)
+        shop.sync_or_fail()
+    assert shop.states("items", ["id"], ["d"]) == {(1,): [(5,)]}

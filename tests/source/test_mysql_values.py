@@ -362,3 +362,60 @@ def _new_table(shop: MysqlShop, cursor: Any, declared: str) -> Any:
     cursor.execute("DROP TABLE IF EXISTS t")
     cursor.execute(f"CREATE TABLE t (id INT PRIMARY KEY, {declared})")
     return log_end(shop.dsn)
+
+
+def test_a_year_has_a_sign_in_the_log(shop: MysqlShop) -> None:
+    shop.run(
+        "CREATE TABLE dated (id INT PRIMARY KEY, y YEAR, n INT, u INT UNSIGNED, b BOOL, "
+        "big BIGINT UNSIGNED)"
+    )
+    shop.sync_or_fail()
+    shop.run(f"INSERT INTO dated VALUES (1, 2020, -5, 4000000000, true, {2**64 - 1})")
+    shop.sync_or_fail()
+    (row,) = shop.present("dated", ["y", "n", "u", "b", "big"])
+    assert [int(value) for value in row] == [2020, -5, 4_000_000_000, 1, 2**64 - 1]
+
+
+@pytest.mark.long
+def test_numbers_of_a_key_are_those_of_the_log(
+    shop: MysqlShop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.run(
+        "CREATE TABLE numbers (a DOUBLE, b FLOAT, n INT, PRIMARY KEY (a, b))",
+        "CREATE TABLE fixed (a DOUBLE(10,3) NOT NULL UNIQUE, n INT)",
+        "INSERT INTO numbers VALUES (1e20, 1.1, 1), (0.1, 3e-10, 2), (-0.5, 16777216, 3)",
+        "INSERT INTO fixed VALUES (1.5, 1), (2, 2)",
+    )
+
+    def change(point: str) -> None:
+        if point == "copy.staged":
+            shop.run("UPDATE numbers SET n = n + 10", "UPDATE fixed SET n = n + 10")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("chronolake.source.mysql.initial_copy.reach", change)
+        shop.sync_or_fail()
+    shop.run("UPDATE numbers SET n = n + 1", "UPDATE fixed SET n = n + 1 WHERE a = 2")
+    shop.sync_or_fail()
+    for table in ("numbers", "fixed"):
+        there = sorted(shop.rows(f"SELECT n FROM {table}"))
+        assert sorted(shop.present(table, ["n"])) == there
+
+
+@pytest.mark.long
+def test_defaults_of_minimal_rows_are_the_texts_of_the_server(shop: MysqlShop) -> None:
+    shop.run(
+        "CREATE TABLE given (id INT PRIMARY KEY, a TIME DEFAULT '08:30:00', "
+        "b TIME DEFAULT '-10:00:00', c TIME(3) DEFAULT '12:00:00', d TIME DEFAULT '100:00:00', "
+        "e DOUBLE DEFAULT 1e20, f DATETIME(3) DEFAULT '2026-01-01 00:00:00', g YEAR DEFAULT 2020, "
+        "h BIT(9) DEFAULT b'101', i VARBINARY(4) DEFAULT 'x', j DECIMAL(9,3) DEFAULT 1.5)",
+        "INSERT INTO given (id) VALUES (1)",
+    )
+    shop.sync_or_fail()
+    connection = shop.connect(database="shop")
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION binlog_row_image = 'MINIMAL'")
+        cursor.execute("INSERT INTO given (id) VALUES (2)")
+    connection.close()
+    shop.sync_or_fail()
+    (copied, logged) = shop.present("given", ["id", *"abcdefghij"])
+    assert copied[1:] == logged[1:]

@@ -57,7 +57,7 @@ def test_statements_that_do_not_change_the_table(query: str) -> None:
             TableEffect(Effect.COLUMNS, added=("note",)),
         ),
         (
-            "ALTER TABLE ORDERS DROP COLUMN n, RENAME COLUMN a TO b",
+            "ALTER TABLE orders DROP COLUMN n, RENAME COLUMN a TO b",
             TableEffect(Effect.COLUMNS, renamed=(("a", "b"),), dropped=("n",)),
         ),
         (
@@ -88,6 +88,13 @@ def test_effects_that_are_followed(query: str, effect: TableEffect) -> None:
         "ALTER TABLE orders ADD COLUMN n SOMETHING",
         "ALTER TABLE orders MODIFY n BIGINT",
         "ALTER TABLE orders DROP PRIMARY KEY",
+        "ALTER TABLE orders DROP FOREIGN KEY f",
+        "ALTER TABLE orders DROP CONSTRAINT f",
+        "ALTER IGNORE TABLE orders ADD UNIQUE (n)",
+        "ALTER TABLE orders ENGINE = BLACKHOLE",
+        # Whether it is the same table depends on the server.
+        "TRUNCATE ORDERS",
+        "ALTER TABLE Orders DROP COLUMN n",
         "ALTER TABLE orders RENAME TO gone",
         "ALTER TABLE lines RENAME TO orders",
         "ALTER TABLE lines RENAME AS shop.orders",
@@ -114,3 +121,14 @@ def test_a_database_may_begin_with_a_digit() -> None:
     found = _effect("TRUNCATE TABLE 2020_a.old", schema="2020_a", table="old")
     assert found == TableEffect(Effect.TRUNCATED)
     assert _effect("ALTER TABLE 1e5.t DROP n", schema="1e5", table="t") is not None
+
+
+def test_names_are_not_alike_because_they_have_one_upper_case() -> None:
+    assert _effect("TRUNCATE strasse", table="stra\u00dfe") is None
+
+
+def test_a_backslash_may_be_a_character() -> None:
+    query = r"ALTER TABLE orders COMMENT 'x\', ADD COLUMN d INT DEFAULT 5 COMMENT 'y'"
+    found = Statement.of(query, "shop", has_escapes=False).effect_on("shop", "orders")
+    assert found == TableEffect(Effect.CHANGED)
+    assert Statement.of(query, "shop").effect_on("shop", "orders") is None

@@ -361,7 +361,7 @@ class Decoder:
                 self._decode(frame, data, event)
 
     def _execute(self, frame: _Frame, data: bytes, event: LogEvent) -> None:
-        text, statement = decode_query(data)
+        text, statement = decode_query(data, self.to_utf8)
         if text == "BEGIN":
             self._is_block = True
             return
@@ -390,7 +390,7 @@ class Decoder:
         return not statement.changes_data and not self._is_block
 
     def _execute_savepoint(self, frame: _Frame, statement: Statement) -> None:
-        name = statement.tokens[-1].text.casefold()
+        name = statement.tokens[-1].text.lower()
         if statement.verb == "SAVEPOINT":
             self._savepoints[name] = self._ordinal
         elif statement.verb == "ROLLBACK":

@@ -9,6 +9,7 @@ from chronolake.errors import SourceError
 from chronolake.source.mysql.columns import SourceColumn, base_of, form_of_declared
 from chronolake.source.mysql.connection import execute, quoted
 from chronolake.source.mysql.foreign_keys import cascades_in
+from chronolake.source.mysql.result_rows import read_rows, with_logged_floats
 from chronolake.source.relational.protected_texts import ProtectedTexts
 
 if TYPE_CHECKING:
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 #: Databases of the server itself.
 SYSTEM: Final = frozenset({"mysql", "sys", "information_schema", "performance_schema"})
 _COLUMNS: Final = """
-SELECT c.TABLE_SCHEMA, c.TABLE_NAME, c.COLUMN_NAME, c.COLUMN_TYPE, c.IS_NULLABLE = 'YES',
-       COALESCE(c.GENERATION_EXPRESSION, '') <> '', t.ENGINE, t.TABLE_TYPE = 'SYSTEM VERSIONED'
+SELECT c.TABLE_SCHEMA, c.TABLE_NAME, t.TABLE_NAME, c.COLUMN_NAME, c.COLUMN_TYPE,
+       c.IS_NULLABLE = 'YES', COALESCE(c.GENERATION_EXPRESSION, '') <> '', t.ENGINE,
+       t.TABLE_TYPE = 'SYSTEM VERSIONED'
 FROM information_schema.COLUMNS c JOIN information_schema.TABLES t
 ON t.TABLE_SCHEMA = c.TABLE_SCHEMA AND t.TABLE_NAME = c.TABLE_NAME
 WHERE t.TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND c.TABLE_SCHEMA IN ({})
@@ -40,6 +42,10 @@ _PRIMARY: Final = "PRIMARY"
 _TRANSACTIONAL: Final = frozenset({"INNODB", "ROCKSDB", "TOKUDB", "NDBCLUSTER", ""})
 #: Types of MariaDB whose values the log has in another form than the type's texts.
 _UNLOGGED: Final = frozenset({"uuid", "inet4", "inet6"})
+#: Engines whose rows change without events of their own table, or are somewhere else.
+_UNLOGGED_ENGINES: Final = frozenset(
+    {"MRG_MYISAM", "FEDERATED", "CONNECT", "SPIDER", "BLACKHOLE", "S3"}
+)
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,10 @@ def tables_in(
         return []
     marks = ", ".join(["%s"] * len(schemas))
     described: dict[tuple[str, str], list[tuple[Any, ...]]] = {}
-    for row in execute(connection, _COLUMNS.format(marks), tuple(schemas)):
-        described.setdefault((row[0], row[1]), []).append(row[2:])
+    for schema, table, joined, *row in execute(connection, _COLUMNS.format(marks), tuple(schemas)):
+        # MariaDB compares names without regard to case, also where they are those of two tables.
+        if table == joined:
+            described.setdefault((schema, table), []).append(tuple(row))
     cascades = cascades_in(connection, schemas)
     keys: dict[tuple[str, str], dict[str, list[tuple[str, bool]]]] = {}
     for schema, table, index, column, is_whole in execute(
@@ -177,9 +185,11 @@ def _table(
 
 def _unlogged_reason(described: Sequence[tuple[Any, ...]]) -> str:
     """Return why the rows of a table cannot be read from the log, or an empty text."""
-    *_, is_versioned = described[0]
+    *_, engine, is_versioned = described[0]
     if is_versioned:
         return "is system-versioned"
+    if str(engine).upper() in _UNLOGGED_ENGINES:
+        return f"has the engine {engine}"
     for column, declared, *_ in described:
         base = base_of(declared.lower())
         if base in _UNLOGGED:
@@ -209,10 +219,12 @@ def default_values(
         name = quoted(column.name)
         cell = column.copied.replace(name, f"DEFAULT({name})")
         try:
-            ((value,),) = execute(connection, f"SELECT {cell} {place}")
+            (rows,) = read_rows(connection, f"SELECT {cell} {place}", [column.name])
         except SourceError:
             continue
-        found[column.name] = None if value is None else str(value)
+        if column.is_float:
+            rows = with_logged_floats(rows, [column.name])
+        (found[column.name],) = rows.column(0).to_pylist()
     return found
 
 

@@ -196,6 +196,11 @@ class SourceColumn:
         return texts.cast(target.arrow)
 
     @property
+    def is_float(self) -> bool:
+        """Return whether its values are floating-point numbers."""
+        return self.form in {"float", "double"}
+
+    @property
     def copied(self) -> str:
         """Return the SQL expression with which the copy of a table reads it, as text."""
         name = quoted(self.name)

@@ -283,6 +283,7 @@ class MysqlDatabase:
                 if step.is_between_transactions and replication.is_due:
                     yield from replication.read(lake, step.end)
         again = []
+        self._check_defaults(reader, end, behind)
         for replication in behind:
             if replication.must_repeat:
                 again.append(replication.repeated())
@@ -294,6 +295,19 @@ class MysqlDatabase:
             elif last is not None:
                 yield from replication.read(lake, last.end)
         return again
+
+    def _check_defaults(
+        self, reader: LogReader, end: LogEnd, behind: Sequence[TableReplication]
+    ) -> None:
+        """Let tables be read again that may have had other defaults than those that were used.
+
+        The catalog was read after the end of what was read of the log.
+        """
+        users = [replication for replication in behind if replication.has_used_defaults]
+        if users:
+            later = reader.statements(end, self._log_end(reader.server))
+            for replication in users:
+                replication.must_repeat |= any(map(replication.is_altered_by, later))
 
     def _gap_error(
         self, table: SourceTable, position: LogOffset, kept: KeptLog

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -15,11 +16,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from chronolake.errors import SourceError
 from chronolake.source.mysql.fields import FieldReader, log_error
 from chronolake.source.mysql.statements import Statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from chronolake.source.mysql.values import ToUtf8
 
 
 class EventType(IntEnum):
@@ -66,8 +70,9 @@ _TIME_BYTES: Final = 7
 _HAS_ORIGINAL_TIME: Final = 1 << 55
 #: Flags of MariaDB's GTID events.
 _STANDALONE, _GROUP_COMMIT, _PREPARED_XA = 1, 2, 64
-#: Status variables of statements.
-_FLAGS, _SQL_MODE, _ANSI_QUOTES = 0, 1, 4
+#: Flags of the SQL mode.
+_ANSI_QUOTES: Final = 1 << 2
+_NO_BACKSLASH_ESCAPES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,13 @@ def decode_rotate(event: bytes) -> tuple[str, int]:
     return reader.rest().decode(), place
 
 
-def decode_query(event: bytes) -> tuple[str, Statement | None]:
-    """Return the text of a statement, and its parts unless it only delimits transactions."""
+def decode_query(event: bytes, to_utf8: ToUtf8) -> tuple[str, Statement | None]:
+    """Return the text of a statement, and its parts unless it only delimits transactions.
+
+    Args:
+        event: the event.
+        to_utf8: converts binary values in the character set of a collation to texts.
+    """
     reader = FieldReader(event, HEADER.size)
     reader.take(8)
     size = reader.byte()
@@ -193,22 +203,62 @@ def decode_query(event: bytes) -> tuple[str, Statement | None]:
     query = reader.rest()
     if event[TYPE_PLACE] == EventType.QUERY_COMPRESSED:
         query = decompressed(query)
+    if query in {b"BEGIN", b"COMMIT", b"ROLLBACK"}:
+        return query.decode(), None
+    session = _Session.of(status)
     text = query.decode(errors="replace")
-    if text in {"BEGIN", "COMMIT", "ROLLBACK"}:
-        return text, None
-    return text, Statement.of(text, schema, has_ansi_quotes=_has_ansi_quotes(status))
+    if session.collation is not None and not query.isascii():
+        # Names and texts are as the client has sent them; a text may also have any bytes.
+        with suppress(SourceError):
+            (text,) = to_utf8(session.collation, pa.array([query], pa.binary())).to_pylist()
+    statement = Statement.of(
+        text,
+        schema,
+        has_ansi_quotes=bool(session.mode & _ANSI_QUOTES),
+        has_escapes=not session.mode & _NO_BACKSLASH_ESCAPES,
+    )
+    return text, statement
 
 
-def _has_ansi_quotes(status: FieldReader) -> bool:
-    while not status.is_at_end:
-        kind = status.byte()
-        if kind == _FLAGS:
-            status.take(4)
-        elif kind == _SQL_MODE:
-            return bool(status.unsigned(8) & _ANSI_QUOTES)
-        else:
-            break
-    return False
+class _Status(IntEnum):
+    """Numbers of a statement's status variables."""
+
+    FLAGS = 0
+    SQL_MODE = 1
+    INCREMENTS = 3
+    CHARACTER_SET = 4
+    CATALOG = 6
+
+
+@dataclass(frozen=True)
+class _Session:
+    """The session that ran a statement.
+
+    Attributes:
+        mode: its SQL mode.
+        collation: the number of a collation of its client's character set; None if not known.
+    """
+
+    mode: int = 0
+    collation: int | None = None
+
+    @classmethod
+    def of(cls, status: FieldReader) -> _Session:
+        """Return what the status variables of an event describe, which have an order."""
+        mode = 0
+        while not status.is_at_end:
+            match status.byte():
+                case _Status.FLAGS | _Status.INCREMENTS:
+                    status.take(4)
+                case _Status.SQL_MODE:
+                    mode = status.unsigned(8)
+                case _Status.CATALOG:
+                    status.take(status.byte())
+                case _Status.CHARACTER_SET:
+                    return cls(mode, status.unsigned(2))
+                case _:
+                    break
+        return cls(mode)
 
 
 def decompressed(data: bytes) -> bytes:

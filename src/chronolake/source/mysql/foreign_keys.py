@@ -71,7 +71,7 @@ def cascades_in(
         read |= waiting
         for schema, name, *parent, column, delete_rule, update_rule in found:
             is_on_update = update_rule not in _PASSIVE
-            columns = frozenset({str(column).casefold()} if is_on_update else ())
+            columns = frozenset({str(column).lower()} if is_on_update else ())
             cascade = Cascade(parent[0], parent[1], delete_rule not in _PASSIVE, columns)
             direct.setdefault((schema, name), {})[cascade] = None
             waiting.add(parent[0])

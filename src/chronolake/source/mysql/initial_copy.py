@@ -30,7 +30,7 @@ from chronolake.frames import map_in_arrow, select, temp_view
 from chronolake.object_store import BucketPath
 from chronolake.source.mysql.connection import connect, execute, quoted
 from chronolake.source.mysql.key_ranges import key_ranges
-from chronolake.source.mysql.result_rows import read_rows
+from chronolake.source.mysql.result_rows import read_rows, with_logged_floats
 from chronolake.source.relational.row_versions import RowKey
 from chronolake.types import literal, quote
 
@@ -136,6 +136,7 @@ class RangeReader:
         dsn: the server's address.
         query: the query without a condition.
         names: the columns that are read.
+        floats: those of them with floating-point numbers.
         protected: the rules of the columns.
         storage: how a bucket is reached.
     """
@@ -143,6 +144,7 @@ class RangeReader:
     dsn: str = field(repr=False)
     query: str
     names: tuple[str, ...]
+    floats: tuple[str, ...]
     protected: ProtectedTexts[SourceColumn]
     storage: StorageConfig
 
@@ -165,7 +167,8 @@ class RangeReader:
             pq.ParquetWriter(content, schema, compression="lz4") as writer,
         ):
             for rows in read_rows(connection, query, self.names):
-                writer.write_batch(self.protected.apply_to(rows))
+                texts = with_logged_floats(rows, self.floats)
+                writer.write_batch(self.protected.apply_to(texts))
                 count += rows.num_rows
         return count
 
@@ -200,9 +203,11 @@ def stage_rows(lake: Lake, dsn: str, table: SourceTable, folder: StagingFolder) 
         if file not in done
     ]
     names = tuple(column.name for column in table.columns)
-    cells = ", ".join(column.copied for column in table.columns)
+    read = _columns_read(table)
+    cells = ", ".join(column.copied for column in read)
     query = f"SELECT {cells} FROM {quoted(table.schema, table.name)}"
-    reader = RangeReader(dsn, query, names, table.texts, folder.storage)
+    floats = tuple(column.name for column in read if column.is_float)
+    reader = RangeReader(dsn, query, names, floats, table.texts, folder.storage)
     places = pa.table(
         {
             "condition": pa.array([condition for condition, _ in missing], pa.string()),
@@ -218,6 +223,12 @@ def stage_rows(lake: Lake, dsn: str, table: SourceTable, folder: StagingFolder) 
         map_in_arrow(tasks, reader, "rows bigint").agg({"rows": "sum"}).collect()
     reach("copy.staged")
     return files
+
+
+def _columns_read(table: SourceTable) -> list[SourceColumn]:
+    """Return the columns of a table as they are in the source."""
+    with_rules = {column.name: column for column in table.texts.source_columns}
+    return [with_rules.get(column.name, column) for column in table.columns]
 
 
 def _size_of(dsn: str, table: SourceTable) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from chronolake.source.mysql.binlog import LogEvent
     from chronolake.source.mysql.connection import Server
     from chronolake.source.mysql.gtids import MariadbGtids, MysqlGtids
+    from chronolake.source.mysql.statements import Statement
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,45 @@ class LogReader:
                 # The file of the last transaction may be removed before the next one is written.
                 done = ReadEnd(end.place, tuple(gtids), evidence, dict(prepared.places))
                 yield LogStep(done, is_between_transactions=True)
+
+    def statements(self, begin: LogEnd, end: LogEnd) -> list[Statement]:
+        """Return the statements between two ends of the log of this server."""
+        found: list[Statement] = []
+        if begin.place == end.place:
+            return found
+        with (
+            connect(self.dsn) as connection,
+            open_stream(
+                self.dsn,
+                self.server,
+                server_id=self.server_id,
+                begins=begin.place,
+                gtids=None,
+                upto=end.place,
+            ) as stream,
+        ):
+            to_utf8 = CharacterSets(connection).to_utf8
+            decoder = Decoder(self.server.is_mariadb, _reads_nothing, to_utf8, _Ignored())
+            for batch in stream.batches():
+                found += [logged.statement for logged in decoder.decode(batch).statements]
+        return found
+
+
+def _reads_nothing(schema: str, table: str) -> bool:
+    del schema, table
+    return False
+
+
+class _Ignored:
+    """Prepared transactions whose rows are not read."""
+
+    def note(self, xid: str, begin: LogEvent) -> None:
+        """Do nothing."""
+
+    def end(self, xid: str, *, is_committed: bool) -> Iterable[bytes]:
+        """Return no events."""
+        del xid, is_committed
+        return ()
 
 
 @dataclass

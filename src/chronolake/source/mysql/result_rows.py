@@ -20,7 +20,7 @@ from chronolake.source.mysql.row_images import Values, strings
 from chronolake.source.mysql.texts import little_endian
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pymysql
 
@@ -97,3 +97,19 @@ def _values(buffer: Bytes, places: Places) -> Values:
             lengths[is_longer] = found
             starts[is_longer] += width
     return Values(starts, lengths, is_valid, np.zeros(len(places), np.bool_))
+
+
+def with_logged_floats(rows: pa.RecordBatch, columns: Iterable[str]) -> pa.RecordBatch:
+    """Return rows whose floating-point numbers have the texts of those that the log has.
+
+    The server prints 1e20, and all digits of a DOUBLE(10,3): as a key, it would be another one.
+
+    Args:
+        rows: rows of texts.
+        columns: the columns with floating-point numbers.
+    """
+    for name in columns:
+        place = rows.schema.get_field_index(name)
+        texts = rows.column(place).cast(pa.float64()).cast(pa.string())
+        rows = rows.set_column(place, pa.field(name, pa.string()), texts)
+    return rows

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Final
 from chronolake.source.mysql.catalog import SYSTEM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-_TOKEN: Final = re.compile(
-    r"""
+_PARTS: Final = r"""
     (?P<space>\s+|--[ \t\r\n][^\n]*|--$|\#[^\n]*)
     |(?P<executed>/\*M?!\d*|\*/)
     |(?P<comment>/\*.*?(?:\*/|$))
     |`(?P<back>(?:[^`]|``)*)`
-    |"(?P<double>(?:[^"\\]|""|\\.)*)"
-    |(?P<single>[A-Za-z_0-9]*'(?:[^'\\]|''|\\.)*')
+    |"(?P<double>(?:[^"{escape}]|""{escaped})*)"
+    |(?P<single>[A-Za-z_0-9]*'(?:[^'{escape}]|''{escaped})*')
     |(?P<word>[\w$]+)
     |(?P<other>.)
-    """,
-    re.VERBOSE | re.DOTALL,
-)
+    """
+_FLAGS: Final = re.VERBOSE | re.DOTALL
+_WITH_ESCAPES: Final = re.compile(_PARTS.format(escape=r"\\", escaped=r"|\\."), _FLAGS)
+_WITHOUT_ESCAPES: Final = re.compile(_PARTS.format(escape="", escaped=""), _FLAGS)
 #: Statements that change neither the rows nor the columns of tables.
 _HARMLESS: Final = frozenset(
     {
@@ -66,13 +66,16 @@ _HARMLESS_ADDITIONS: Final = frozenset(
 _OTHER_DROPS: Final = frozenset(
     {"INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PRIMARY", "PARTITION"}
 )
+_DROPS_THAT_MATTER: Final = frozenset({"PRIMARY", "PARTITION", "FOREIGN", "CONSTRAINT"})
 _HARMLESS_OPTIONS: Final = frozenset(
     {
-        *("ENGINE", "COMMENT", "AUTO_INCREMENT", "ALGORITHM", "LOCK", "ROW_FORMAT", "FORCE"),
+        *("COMMENT", "AUTO_INCREMENT", "ALGORITHM", "LOCK", "ROW_FORMAT", "FORCE"),
         *("KEY_BLOCK_SIZE", "STATS_PERSISTENT", "STATS_AUTO_RECALC", "STATS_SAMPLE_PAGES"),
         *("ENABLE", "DISABLE", "COMPRESSION", "ENCRYPTION", "CHECKSUM", "ORDER", "VALIDATE"),
     }
 )
+#: Engines that keep the rows of a table that gets them.
+_ENGINES: Final = frozenset({"INNODB", "MYISAM", "ARIA", "ROCKSDB", "MEMORY", "ARCHIVE"})
 #: Types whose columns are null in all rows when they are added without other attributes.
 _TYPES: Final = frozenset(
     {
@@ -154,15 +157,20 @@ class Statement:
     tokens: tuple[Token, ...]
 
     @classmethod
-    def of(cls, query: str, schema: str, *, has_ansi_quotes: bool = False) -> Statement:
+    def of(
+        cls, query: str, schema: str, *, has_ansi_quotes: bool = False, has_escapes: bool = True
+    ) -> Statement:
         """Return a statement.
 
         Args:
             query: its text.
             schema: the session's default database.
             has_ansi_quotes: whether double quotes enclose names.
+            has_escapes: whether a backslash in a text escapes the character after it.
         """
-        return cls(schema, tuple(_tokens(query, has_ansi_quotes=has_ansi_quotes)))
+        pattern = _WITH_ESCAPES if has_escapes else _WITHOUT_ESCAPES
+        found = _tokens(pattern.finditer(query), has_ansi_quotes=has_ansi_quotes)
+        return cls(schema, tuple(found))
 
     @property
     def verb(self) -> str:
@@ -194,8 +202,8 @@ class Statement:
         words = [token for token in self.tokens[1:] if not token.is_word(*_MODIFIERS)]
         first = words[0] if words else Token("")
         if self.verb == "TRUNCATE":
-            is_this = self._target(1 + first.is_word("TABLE"))[0] == _folded(schema, table)
-            return TableEffect(Effect.TRUNCATED) if is_this else None
+            target, _ = self._target(1 + first.is_word("TABLE"))
+            return _for_certain(TableEffect(Effect.TRUNCATED), target, (schema, table))
         if self.verb in {"CREATE", "ALTER", "DROP"} and first.is_word(*_OTHER_OBJECTS):
             return None
         if self.verb == "ALTER" and first.is_word("TABLE"):
@@ -210,8 +218,8 @@ class Statement:
         if self.tokens[place : place + 1] and self.tokens[place].is_word("IF"):
             # A table that is read exists: the statement that dropped it would have been read.
             return None
-        is_this = self._target(place)[0] == _folded(schema, table)
-        return TableEffect(Effect.CHANGED) if is_this else None
+        target, _ = self._target(place)
+        return _for_certain(TableEffect(Effect.CHANGED), target, (schema, table))
 
     def _after_table(self) -> int:
         """Return the number of the token after the word TABLE."""
@@ -226,7 +234,7 @@ class Statement:
         while place < len(self.tokens) and self.tokens[place].is_word(*_BEFORE_TABLE):
             place += 1
         (schema, _), _ = self._target(place)
-        return self.verb in _OF_ONE_TABLE and schema in SYSTEM
+        return self.verb in _OF_ONE_TABLE and schema.lower() in SYSTEM
 
     def _inner(self) -> Statement | None:
         """Return the statement that this one executes.
@@ -249,20 +257,20 @@ class Statement:
         schema, place = self.schema, place + 1
         if place + 1 < len(self.tokens) and self.tokens[place].text == ".":
             schema, name, place = name, self.tokens[place + 1].text, place + 2
-        return _folded(schema, name), place
+        return (schema, name), place
 
     def _mentions(self, schema: str, table: str) -> bool:
         """Return whether the name of a table occurs, possibly as that of something else."""
-        names = [token.text.casefold() if token.is_name else token.text for token in self.tokens]
+        names = [token.text.lower() if token.is_name else token.text for token in self.tokens]
         for place, name in enumerate(names):
-            if name != table.casefold() or not self.tokens[place].is_name:
+            if name != table.lower() or not self.tokens[place].is_name:
                 continue
             if names[place + 1 : place + 2] == ["."]:
                 # It is the database of the name after it.
                 continue
             is_qualified = place > 1 and names[place - 1] == "."
-            found = names[place - 2] if is_qualified else self.schema.casefold()
-            if found == schema.casefold():
+            found = names[place - 2] if is_qualified else self.schema.lower()
+            if found == schema.lower():
                 return True
         return self.verb == "DROP" and self._names_schema(schema)
 
@@ -270,7 +278,7 @@ class Statement:
         return (
             len(self.tokens) > 2  # noqa: PLR2004 - a verb, DATABASE and a name
             and self.tokens[1].is_word("DATABASE", "SCHEMA")
-            and any(token.text.casefold() == schema.casefold() for token in self.tokens[2:])
+            and any(token.text.lower() == schema.lower() for token in self.tokens[2:])
         )
 
     def _alteration(self, schema: str, table: str) -> TableEffect | None:
@@ -282,9 +290,12 @@ class Statement:
         if place < len(self.tokens) and self.tokens[place].is_word("WAIT", "NOWAIT"):
             place += 1 + self.tokens[place].is_word("WAIT")
         actions = list(self._actions(place))
-        if target != _folded(schema, table):
+        if not _is_alike(target, (schema, table)):
             return TableEffect(Effect.CHANGED) if any(map(_takes_name, actions)) else None
-        return _effect_of(actions)
+        if any(token.is_word("IGNORE") for token in self.tokens[:place]):
+            # A unique index removes the rows that it does not admit.
+            return TableEffect(Effect.CHANGED)
+        return _for_certain(_effect_of(actions), target, (schema, table))
 
     def _actions(self, place: int) -> Iterator[list[Token]]:
         """Return the parts of an ALTER TABLE after its table, between commas."""
@@ -300,8 +311,21 @@ class Statement:
         yield action
 
 
-def _folded(schema: str, table: str) -> tuple[str, str]:
-    return schema.casefold(), table.casefold()
+def _is_alike(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Return whether the names of two tables are equal except for case."""
+    return tuple(map(str.lower, one)) == tuple(map(str.lower, other))
+
+
+def _for_certain(
+    effect: TableEffect | None, target: tuple[str, str], table: tuple[str, str]
+) -> TableEffect | None:
+    """Return an effect on a table, if it is the target of a statement, or maybe is.
+
+    Whether names that differ in case are those of one table depends on the server.
+    """
+    if effect is None or not _is_alike(target, table):
+        return None
+    return effect if target == table else TableEffect(Effect.CHANGED)
 
 
 def _upper(token: Token) -> str:
@@ -405,6 +429,8 @@ def _is_null(definition: Sequence[Token]) -> bool:
 def _is_harmless(action: Sequence[Token]) -> bool:
     """Return whether an action of ALTER TABLE changes neither values nor columns."""
     rest, is_column = _operands(action)
+    if action and action[0].is_word("ENGINE"):
+        return any(token.text.upper() in _ENGINES for token in rest[:2])
     if not action or action[0].is_word(*_HARMLESS_OPTIONS) or not rest:
         return True
     verb = action[0].text.upper()
@@ -412,12 +438,13 @@ def _is_harmless(action: Sequence[Token]) -> bool:
         # A primary key may be a constraint with a name.
         return not any(token.is_word("PRIMARY") for token in action)
     if verb == "DROP":
-        return rest[0].is_word(*_OTHER_DROPS) and not rest[0].is_word("PRIMARY", "PARTITION")
+        # The catalog does not have the foreign key any more by which rows were changed before.
+        return rest[0].is_word(*_OTHER_DROPS) and not rest[0].is_word(*_DROPS_THAT_MATTER)
     return verb == "RENAME" and rest[0].is_word("INDEX", "KEY")
 
 
-def _tokens(query: str, *, has_ansi_quotes: bool) -> Iterator[Token]:
-    for found in _TOKEN.finditer(query):
+def _tokens(matches: Iterable[re.Match[str]], *, has_ansi_quotes: bool) -> Iterator[Token]:
+    for found in matches:
         kind = found.lastgroup
         if kind in {"space", "comment", "executed"}:
             continue

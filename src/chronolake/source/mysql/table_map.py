@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.errors import SourceError
-from chronolake.source.mysql.fields import FieldReader
+from chronolake.source.mysql.fields import FieldReader, log_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,12 +68,17 @@ _METADATA_BYTES: Final = {
 }
 #: Types whose signs are described; a bit for each.
 _NUMERIC: Final = frozenset(
-    {_T.TINY, _T.SHORT, _T.INT24, _T.LONG, _T.LONGLONG, _T.NEWDECIMAL, _T.FLOAT, _T.DOUBLE}
+    {
+        *(_T.TINY, _T.SHORT, _T.INT24, _T.LONG, _T.LONGLONG, _T.YEAR),
+        *(_T.NEWDECIMAL, _T.FLOAT, _T.DOUBLE),
+    }
 )
 #: Types whose character sets are described.
 _CHARACTER: Final = frozenset(
     {_T.STRING, _T.VAR_STRING, _T.VARCHAR, _T.BLOB, _T.COMPRESSED_BLOB, _T.COMPRESSED_VARCHAR}
 )
+#: Signs are sent in whole bytes.
+_BITS: Final = 8
 _LABELLED: Final = frozenset({_T.ENUM, _T.SET})
 #: Numbers of optional fields: collations of texts or of labels, which may have a default.
 _OF_TEXTS: Final = frozenset({2, 3})
@@ -209,10 +214,7 @@ def _descriptions(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     match kind:
         case 1:
-            numeric = _places(columns, _is_numeric)
-            yield from zip(
-                numeric, ({"is_unsigned": bit} for bit in _bits(field.data)), strict=False
-            )
+            yield from _signs(_places(columns, _is_numeric), field.data)
         case 2 | 3 | 10 | 11:
             places = _places(columns, has_charset if kind in _OF_TEXTS else _has_labels)
             numbers = _collations(field, len(places), has_default=kind in _WITH_DEFAULT)
@@ -243,9 +245,17 @@ def _collations(field: FieldReader, columns: int, *, has_default: bool) -> list[
     return collations
 
 
+def _signs(numeric: Sequence[int], data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    bits = list(_bits(data))
+    if not 0 <= len(bits) - len(numeric) < _BITS:
+        raise log_error(f"the signs of {len(numeric)} numeric columns have {len(bits)} bits")
+    # The last byte is filled up.
+    yield from zip(numeric, ({"is_unsigned": bit} for bit in bits), strict=False)
+
+
 def _bits(data: bytes) -> Iterator[bool]:
     for byte in data:
-        for bit in range(7, -1, -1):
+        for bit in reversed(range(_BITS)):
             yield bool(byte >> bit & 1)
 
 

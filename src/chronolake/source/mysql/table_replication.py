@@ -23,7 +23,7 @@ from chronolake.source.mysql.offset import (
     parse_gtids,
     with_generation,
 )
-from chronolake.source.mysql.statements import Effect, TableEffect
+from chronolake.source.mysql.statements import Effect, Statement, TableEffect
 from chronolake.source.relational.changes import Operation
 from chronolake.source.relational.clock import Clock
 from chronolake.source.relational.landed_steps import Step, Truncation, landed_steps
@@ -88,6 +88,7 @@ class TableReplication:
         error: why the changes cannot be read, if they cannot.
         must_repeat: whether what was spooled is not valid: something was undone, or altered, of
             which the log shows later (`repeated`).
+        has_used_defaults: whether rows have values that the catalog has, and not the log.
     """
 
     table: SourceTable
@@ -100,6 +101,7 @@ class TableReplication:
     is_lost: bool = False
     error: SourceError | None = field(default=None, init=False)
     must_repeat: bool = field(default=False, init=False)
+    has_used_defaults: bool = field(default=False, init=False)
     _columns: tuple[SourceColumn, ...] = ()
     _greatest: int = 0
     _has_unlogged: bool = False
@@ -109,7 +111,6 @@ class TableReplication:
     _generation: int = 0
     _gtids: MysqlGtids | MariadbGtids | None = None
     _is_altered: bool = False
-    _has_used_defaults: bool = False
     _has_cascaded: bool = False
     _touched: frozenset[int] = frozenset()
     _undone: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
@@ -134,7 +135,7 @@ class TableReplication:
         """Return whether enough is spooled to be returned before more of the log is read."""
         waiting = sum(step.bytes for step in self._steps if isinstance(step, Spool))
         is_valid = self.is_recognized and not self.must_repeat and self.error is None
-        return is_valid and waiting >= PIECE_BYTES
+        return is_valid and not self.has_used_defaults and waiting >= PIECE_BYTES
 
     def repeated(self) -> TableReplication:
         """Return a replication that reads the log again from what was returned last."""
@@ -147,7 +148,7 @@ class TableReplication:
             self.latest_micros,
             self.is_recognized,
             _undone=self._undone,
-            _is_altered=self._has_used_defaults,
+            _is_altered=self.has_used_defaults,
         )
 
     @property
@@ -166,6 +167,10 @@ class TableReplication:
     def is_of(self, schema: str, name: str) -> bool:
         """Return whether a name in the log is that of this table."""
         return (schema, name) == (self.table.schema, self.table.name)
+
+    def is_altered_by(self, statement: Statement) -> bool:
+        """Return whether a statement may have changed the table."""
+        return statement.effect_on(self.table.schema, self.table.name) is not None
 
     def needs(self, schema: str, name: str) -> bool:
         """Return whether the changes of a table have to be read."""
@@ -197,6 +202,9 @@ class TableReplication:
         self._has_cascaded |= any(
             bool(new[change.transactions].any()) and self._cascades(change)
             for change in decoded.changes
+        ) or any(
+            bool(new[logged.transaction]) and self._may_rename_parent(logged)
+            for logged in decoded.statements
         )
         if changes or effects:
             self._add_changes(decoded, new, times, changes, effects)
@@ -245,7 +253,7 @@ class TableReplication:
                 self._has_unlogged = True
             if effect.effect is not Effect.TRUNCATED:
                 # Rows before it may have had other defaults than the present ones.
-                self.must_repeat |= self._has_used_defaults
+                self.must_repeat |= self.has_used_defaults
             self._is_altered = True
         self._add_rows(protected, times, places, between=(begin, (len(places), 0)))
 
@@ -298,12 +306,20 @@ class TableReplication:
             for column, new, old in zip(
                 change.relation.columns, change.new, change.old, strict=True
             ):
-                if column.name.casefold() in cascade.columns:
+                if column.name.lower() in cascade.columns:
                     is_same = pc.fill_null(pc.equal(new.texts, old.texts), fill_value=False)
                     is_kept = new.is_unchanged | np.asarray(is_same, np.bool_)
                     if (is_update & ~is_kept).any():
                         return True
         return False
+
+    def _may_rename_parent(self, logged: LoggedStatement) -> bool:
+        """Return whether a table with foreign keys of this one may have had another name before."""
+        return any(
+            effect is not None and effect.effect is Effect.CHANGED
+            for cascade in self.table.cascades
+            if (effect := logged.statement.effect_on(cascade.schema, cascade.name)) is not None
+        )
 
     def _recognize(self, transactions: Sequence[Transaction]) -> None:
         evidence = self.position.evidence
@@ -364,7 +380,7 @@ class TableReplication:
             if not is_missing or column.name not in self._known_defaults:
                 new.append(cells)
                 continue
-            self._has_used_defaults = True
+            self.has_used_defaults = True
             default = pa.scalar(self._known_defaults[column.name], pa.string())
             is_filled = pa.array(cells.is_unchanged & is_insert)
             texts = pc.if_else(is_filled, default, cells.texts)
@@ -373,24 +389,25 @@ class TableReplication:
 
     def _alter(self, effect: TableEffect) -> None:
         """Add, drop and rename columns as one statement does, which may exchange their names."""
-        dropped = {name.casefold() for name in effect.dropped}
-        new_names = {old.casefold(): new for old, new in effect.renamed}
-        before = {column.name.casefold() for column in self._columns}
-        # A column that was excluded, or computed and not read, has values that the lake lacks.
-        self._has_unlogged |= not new_names.keys() <= before
+        dropped = {name.lower() for name in effect.dropped}
+        new_names = {old.lower(): new for old, new in effect.renamed}
+        before = {column.name.lower() for column in self._columns}
+        # A column that was excluded, or computed and not read, has values that the lake lacks; and
+        # the server may know a column by another name, without its accents.
+        self._has_unlogged |= not {*new_names, *dropped} <= before
         kept = [
-            replace(column, name=new_names.get(column.name.casefold(), column.name))
+            replace(column, name=new_names.get(column.name.lower(), column.name))
             for column in self._columns
-            if column.name.casefold() not in dropped
+            if column.name.lower() not in dropped
         ]
-        declared = {column.name.casefold(): column for column in self.table.columns}
+        declared = {column.name.lower(): column for column in self.table.columns}
         # A column that the catalog does not have any more will be dropped or renamed.
-        added = [declared[name] for name in map(str.casefold, effect.added) if name in declared]
-        names = {column.name.casefold() for column in kept}
+        added = [declared[name] for name in map(str.lower, effect.added) if name in declared]
+        names = {column.name.lower() for column in kept}
         self._columns, self._greatest = numbered(
             [
                 *(column for column in kept if column.name not in self.table.excluded),
-                *(column for column in added if column.name.casefold() not in names),
+                *(column for column in added if column.name.lower() not in names),
             ],
             kept,
             self._greatest,
