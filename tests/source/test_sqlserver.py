@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from chronolake.pipeline.store import StreamRun
 from chronolake.pipeline.streams import source_of
 from chronolake.pipeline.sync import sync
 from chronolake.types import ACTIVE, END, START
+from support.commands import run_words
 from support.datalakes import iceberg, project
 from support.source.sqlserver import Change, Instance, Server
 
@@ -516,3 +519,25 @@ def test_a_configuration_that_cannot_be(tmp_path: Path, source: str, said: str) 
             tmp_path,
             f"  office:\n    source: {{type: sqlserver, url: 'jdbc:sqlserver://db', {source}}}\n",
         )
+
+
+def test_check_and_discover_call_it_experimental(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    office = _cdc_office(tmp_path)
+    where = ("--project", str(office.project.file))
+    code, reported, _ = run_words(capsys, "check", "--json", *where)
+    assert code == 0, "a warning does not fail"
+    warnings = [line for line in json.loads(reported) if line["level"] == "warning"]
+    assert [line["what"] for line in warnings] == ["pipelines.office"]
+    assert warnings[0]["message"].startswith("experimental: It has not been run")
+    _, reported, _ = run_words(capsys, "discover", "office", "--json", *where)
+    assert [row["experimental"] for row in json.loads(reported)] == [True]
+    _, reported, _ = run_words(capsys, "discover", "office", *where)
+    assert "experimental: It has not been run against a SQL Server" in reported
+
+
+def test_this_page_lists_all_tests() -> None:
+    page = (Path(__file__).parents[2] / "docs/sqlserver.md").read_text()
+    listed = re.findall(r"^\| `(test_\w+)` \|", page, re.MULTILINE)
+    assert listed == re.findall(r"^def (test_\w+)", Path(__file__).read_text(), re.MULTILINE)

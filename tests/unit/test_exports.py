@@ -77,6 +77,7 @@ def test_the_names_for_authors_of_sources_are_these() -> None:
         "DatedCopy",
         "DescribedSource",
         "DescribedStream",
+        "ExperimentalSource",
         "FOLLOWS",
         "Lag",
         "LaggingSource",

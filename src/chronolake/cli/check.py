@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "bold red"}
 #: Types of sources whose streams are in a catalog, with columns that it may lack.
 _CATALOGS: Final = frozenset({"airbyte", "singer"})
+_EXPERIMENTAL_HINT: Final = "Compare its tables with the source before you rely on them."
 _Result = TypeVar("_Result")
 _WIDTH: Final = max(map(len, _STYLES)) + 1
 
@@ -134,10 +135,13 @@ def _check_pipeline(
 ) -> Iterator[dict[str, Any]]:
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import source_of
-    from chronolake.source.protocol import CheckedSource, Level
+    from chronolake.source.protocol import CheckedSource, ExperimentalSource, Level
 
     try:
         source = source_of(project, name)
+        if isinstance(source, ExperimentalSource):
+            message = f"experimental: {source.experimental}"
+            yield _result(f"pipelines.{name}", "warning", message, _EXPERIMENTAL_HINT, ok=True)
         if isinstance(source, CheckedSource):
             positions = _or_none(lambda: Store.open(project.lake).checkpoints(name))
             for result in source.check(create=create, positions=positions):
@@ -294,10 +298,12 @@ def discover(
     Exit code 1 if requested columns are unknown, or if a stream is configured that does not exist.
     """
     from chronolake.pipeline.streams import list_streams, source_of
+    from chronolake.source.protocol import ExperimentalSource
     from chronolake.stream_modes import allowed_modes
 
     wanted = project_of(project, lake, settings)
     source = source_of(wanted, pipeline)
+    experimental = source.experimental if isinstance(source, ExperimentalSource) else None
     rows: list[dict[str, Any]] = []
     found = list_streams(wanted, pipeline, source, any_mode=True)
     for stream in found.streams:
@@ -312,6 +318,7 @@ def discover(
                 "key": list(stream.key),
                 "cursor": stream.descriptor.cursor,
                 "sees": stream.descriptor.capture_method,
+                "experimental": experimental is not None,
                 "files": len(files),
                 "bytes": sum(file.size for file in files),
             }
@@ -324,6 +331,8 @@ def discover(
         _print_columns(rows)
     else:
         _print_streams(rows)
+    if experimental is not None and not json:
+        console().print(Text(f"experimental: {experimental}", style="yellow"), soft_wrap=True)
     for error in found.errors:
         show_error(error, json=json)
     if found.errors or any("error" in row for row in rows):

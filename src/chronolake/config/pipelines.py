@@ -295,7 +295,7 @@ class SqlServerMethod(StrEnum):
 
 
 class SqlServerSource(JdbcAddress):
-    """A SQL Server database."""
+    """A SQL Server database. Experimental: it has not been run against a server yet."""
 
     type: Literal["sqlserver"]
     method: SqlServerMethod = Field(

@@ -94,12 +94,16 @@ def proposal_of(
         )
     entries = []
     if url.startswith(_SQLSERVER):
+        experimental = "Experimental: it has not been run against a SQL Server yet."
         about = (
             "change_tracking reads the current state of rows that have changed; cdc reads every "
             "change. The database has to be set up for either: see docs/sqlserver.md. Or set type: "
             "jdbc, without a method, to compare complete tables."
         )
-        entries += [Entry("type", "sqlserver"), Entry("method", "change_tracking", about)]
+        entries += [
+            Entry("type", "sqlserver", experimental),
+            Entry("method", "change_tracking", about),
+        ]
     else:
         about = "Every run reads every table completely, and compares it."
         if url.startswith(_POSTGRESQL):

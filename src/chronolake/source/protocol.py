@@ -63,6 +63,7 @@ __all__ = [
     "DatedCopy",
     "DescribedSource",
     "DescribedStream",
+    "ExperimentalSource",
     "Lag",
     "LaggingSource",
     "Landable",
@@ -525,6 +526,16 @@ class CheckedSource(Source, Protocol):
         Raises:
             SourceError: the source cannot be reached, or refuses access.
         """
+        ...
+
+
+@runtime_checkable
+class ExperimentalSource(Source, Protocol):
+    """A source whose code has not run against a real system of its kind."""
+
+    @property
+    def experimental(self) -> str:
+        """Return why the source is experimental, as a sentence."""
         ...
 
 

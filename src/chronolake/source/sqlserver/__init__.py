@@ -4,6 +4,6 @@
 reads every change that change data capture has stored. `statements` contains the SQL and what both
 methods share. `database` chooses the method.
 
-The code was written from the vendor's documentation of these functions, and is tested with results
-as documented there: no server was available.
+Experimental: the code was written from the vendor's documentation of these functions, and is tested
+with results as documented there. It has not been run against a server (docs/sqlserver.md).
 """

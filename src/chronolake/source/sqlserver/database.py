@@ -1,4 +1,4 @@
-"""A SQL Server database as a source."""
+"""A SQL Server database as a source (experimental)."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ class SqlServerDatabase:
     pipeline: str
     config: SqlServerSource
     reader: Reader | None = None
+
+    @property
+    def experimental(self) -> str:
+        """Return why the source is experimental (see `ExperimentalSource`)."""
+        return (
+            "It has not been run against a SQL Server yet; docs/sqlserver.md lists what was tested."
+        )
 
     @property
     def _is_captured(self) -> bool:
