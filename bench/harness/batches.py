@@ -109,6 +109,20 @@ def history(folder: Path, *, keys: int, size: int, ordinal: int, late: float = 0
     )
 
 
+def loads(folder: Path, *, keys: int, per_file: int, is_history: bool) -> Batch:
+    """Write a batch that brings all customers, with `per_file` of them in each file."""
+    files: list[BatchFile] = []
+    for number, first in enumerate(range(0, keys, per_file)):
+        ids = np.arange(first, min(first + per_file, keys), dtype=np.int64)
+        cells = _versions(ids, NEWEST_MILLIS + ids * JITTER % DAY_MILLIS, 0)
+        name = f"load-{'history' if is_history else 'live'}-{keys}-{number}"
+        rows = {Op.REPLACE: cells if is_history else _live_cells(cells)}
+        if is_history:
+            rows[Op.EARLIEST] = {column: cells[column] for column in ("id", "_fivetran_start")}
+        files += _written(folder, name, rows, NEWEST_MILLIS).files
+    return Batch(f"load-{keys}", tuple(files), "TIMESTAMP '1970-01-01 00:00:00+00:00'")
+
+
 def upserts(folder: Path, *, keys: int, size: int, ordinal: int) -> Batch:
     """Write a batch that replaces customers: half of them are in the table, half are new."""
     ids = _spread(keys, size, ordinal)
@@ -124,14 +138,14 @@ def updates(folder: Path, *, keys: int, size: int, ordinal: int) -> Batch:
 
 def _live(folder: Path, name: str, op: Op, ids: np.ndarray, ordinal: int) -> Batch:
     start = NEWEST_MILLIS + 2 * DAY_MILLIS + ordinal * _EVERY_MILLIS + ids * JITTER % _EVERY_MILLIS
-    cells = {
-        column: array
-        for column, array in _versions(ids, start, ordinal).items()
-        if column in LIVE_NAMES
-    }
+    cells = _live_cells(_versions(ids, start, ordinal))
     return _written(
         folder, name, {op: _partly(cells) if op is Op.UPDATE else cells}, int(start.min())
     )
+
+
+def _live_cells(cells: Cells) -> Cells:
+    return {name: array for name, array in cells.items() if name in LIVE_NAMES}
 
 
 def _spread(keys: int, size: int, ordinal: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The vendor's scenarios and our examples run against the real server over gRPC.
+"""The vendor's scenarios, our examples and those of connectors run against the real server.
 
 The tables are read back with PyIceberg and compared with the tester's model, and with the end
 states of `specs/partner-sdk.md`, 5.9.
@@ -15,16 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from chronolake.server import ServeOptions, Server
 from chronolake.tester import RunOptions, run
+from chronolake.tester.connector_types import connector_names
 from chronolake.tester.files import Compression
 from chronolake.tester.options import FlushMode
 from chronolake.tester.values import to_json
-from chronolake.types import TMAX_TEXT, Kind, TableName
+from chronolake.types import TMAX_TEXT, Kind, TableName, stored_name
 from support.server.caller import catalog
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from chronolake.lake import Lake
-    from chronolake.server import Server
 
 ROOT = Path(__file__).parents[2]
 INPUTS = ROOT.parent / "shared" / "data" / "partner-sdk" / "inputs"
@@ -69,6 +72,8 @@ SAMPLE = {
     ("migrations by AlterTable", "encrypted"),
     ("migrations of data", "encrypted"),
 }
+#: A connector that CI runs; `make test-all` runs every connector in every form.
+CONNECTOR_SAMPLE = ("postgresql", "plain")
 _schemas = (f"scenario_{number}" for number in itertools.count())
 
 Tables = dict[str, dict[str, Any]]
@@ -83,8 +88,12 @@ def play(server: Server, folder: Path, scenarios: list[Path], **options: Any) ->
         target=f"127.0.0.1:{server.port}", schema=schema, dump_model=dump, **options
     )
     assert run(scenarios, settings, stream=report) == 0, report.getvalue()
-    tables: Tables = json.loads(dump.read_text())[schema]
-    return {f"{schema}.{name}": table for name, table in tables.items()}
+    schemas: dict[str, Tables] = json.loads(dump.read_text())
+    return {
+        f"{schema}.{name}": table
+        for schema, tables in schemas.items()
+        for name, table in tables.items()
+    }
 
 
 def stored(lake: Lake, name: str, kinds: dict[str, Kind]) -> list[dict[str, Any]]:
@@ -92,7 +101,7 @@ def stored(lake: Lake, name: str, kinds: dict[str, Kind]) -> list[dict[str, Any]
     found = catalog(lake.config.path).load_table(tuple(name.split(".", 1))).scan().to_arrow()
     columns = {}
     for column, kind in kinds.items():
-        values = found.column(column)
+        values = found.column(stored_name(column))
         if pa.types.is_timestamp(values.type):
             values = values.cast(pa.timestamp("us", tz=values.type.tz)).cast(pa.int64())
         elif pa.types.is_date(values.type):
@@ -318,3 +327,46 @@ def test_the_examples_end_in_the_modelled_tables(
     lake: Lake, server: Server, tmp_path: Path, form: str
 ) -> None:
     assert_stored_as_modelled(lake, play(server, tmp_path, [EXAMPLES], **FORMS[form]))
+
+
+@pytest.fixture(scope="session")
+def parquet_server(lake: Lake) -> Iterator[Server]:
+    with Server(lake, ServeOptions(port=0, batch_format="parquet")) as running:
+        yield running
+
+
+def _connector_cases(*forms: str) -> list[Any]:
+    return [
+        pytest.param(
+            connector,
+            form,
+            id=f"{connector}, {form}",
+            marks=() if (connector, form) == CONNECTOR_SAMPLE else pytest.mark.long,
+        )
+        for connector in connector_names()
+        for form in forms
+    ]
+
+
+def _assert_connector_is_stored(
+    lake: Lake, server: Server, folder: Path, connector: str, form: str
+) -> None:
+    tables = play(
+        server, folder, [], connectors=(connector,), strict_migrations=True, **FORMS[form]
+    )
+    assert all(table["rows_known"] and table["rows"] for table in tables.values())
+    assert_stored_as_modelled(lake, tables)
+
+
+@pytest.mark.parametrize(("connector", "form"), _connector_cases("plain", "encrypted, replayed"))
+def test_what_a_connector_sends_ends_in_the_modelled_tables(
+    lake: Lake, server: Server, tmp_path: Path, connector: str, form: str
+) -> None:
+    _assert_connector_is_stored(lake, server, tmp_path, connector, form)
+
+
+@pytest.mark.parametrize(("connector", "form"), _connector_cases("encrypted"))
+def test_what_a_connector_sends_in_parquet_ends_in_the_modelled_tables(
+    lake: Lake, parquet_server: Server, tmp_path: Path, connector: str, form: str
+) -> None:
+    _assert_connector_is_stored(lake, parquet_server, tmp_path, connector, form)

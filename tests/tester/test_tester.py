@@ -192,6 +192,22 @@ def test_a_change_that_must_be_refused_may_be_refused(tmp_path):
     assert outcome.model["tester"]["t"]["columns"]["n"] == "LONG"
 
 
+def test_rows_that_need_a_change_that_must_be_refused_are_an_error_of_the_scenario(tmp_path):
+    first = story(
+        tmp_path,
+        create_table={"t": TABLE},
+        ops=[{"upsert": {"t": [{"id": 1, "n": 9007199254740993}]}}],
+    )
+    second = tmp_path / "second.json"
+    inexact = {**TABLE, "columns": {**TABLE["columns"], "n": "DOUBLE"}}
+    rows = [{"id": 2, "n": "0.5"}]
+    second.write_text(json.dumps({"alter_table": {"t": inexact}, "ops": [{"upsert": {"t": rows}}]}))
+    outcome = play([first, second], tmp_path)
+    assert outcome.code == 2
+    (error,) = (line for line in outcome.lines if line["event"] == "error")
+    assert "$.ops[0].upsert.t[0].n" in error["message"]
+
+
 def test_a_migration_that_must_be_refused_must_not_succeed(tmp_path):
     missing = {"table": "t", "from_column": "nope", "to_column": "c"}
     path = migrating(tmp_path, {"rename_column": [missing]})

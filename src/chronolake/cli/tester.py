@@ -65,14 +65,14 @@ _EXAMPLE: Final = "Example: chronolake {} examples/ --target localhost:50052"
 @app.command("test-destination", epilog=_EXAMPLE.format("test-destination"))
 def run_tester(
     scenarios: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             metavar="SCENARIO.json|DIR",
             help="Scenarios in the format of the Partner SDK's tester. A folder means all its "
             ".json files.",
             show_default=False,
         ),
-    ],
+    ] = None,
     *,
     target: Annotated[
         str,
@@ -88,6 +88,19 @@ def run_tester(
             show_default="empty",
         ),
     ] = None,
+    connector: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|all",
+            help="Run the scenarios that look like what a connector sends: postgresql, mongodb, "
+            "github, hubspot, google_sheets, s3, google_drive or platform. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    log_rows: Annotated[
+        int,
+        typer.Option(min=0, help="Rows of each of two large batches of the platform connector."),
+    ] = 10_000,
     schema_name: Annotated[
         str, typer.Option(help="Schema in which tables are created.")
     ] = "tester",
@@ -218,7 +231,9 @@ def run_tester(
             ca_certificate=ca_cert,
             dump_model=dump_model,
             json_lines=json,
+            connectors=tuple(connector or ()),
+            log_rows=log_rows,
         )
     except ConfigurationError as failure:
         raise typer.BadParameter(str(failure)) from failure
-    fail(run(scenarios, options))
+    fail(run(scenarios or (), options))

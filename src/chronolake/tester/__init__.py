@@ -7,6 +7,7 @@ can write the expected contents. `run` executes scenarios. The modules are:
 | module | content |
 |---|---|
 | `scenario` | the format of the scenarios |
+| `connector_types` | scenarios of connectors, in `scenarios/` |
 | `definition`, `values` | columns, values and times |
 | `rows`, `files` | the rows of batch files, and the files |
 | `model`, `migration_run` | the expected contents, in plain Python |

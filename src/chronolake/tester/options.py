@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from pydantic import TypeAdapter, ValidationError
 
 from chronolake.errors import ConfigurationError
+from chronolake.tester.connector_types import DEFAULT_LOG_ROWS
 from chronolake.tester.definition import VendorVersion
 from chronolake.tester.files import Compression, FileFormat
 from chronolake.types import Kind
@@ -65,6 +66,9 @@ class RunOptions:
         ca_certificate: PEM file with trusted authorities; implies TLS.
         dump_model: the file for the expected contents as JSON.
         json_lines: report as JSON lines instead of text.
+        connectors: names of connectors whose scenarios are played after those of files, each in the
+            schema `<schema>_<connector>`; `all` for all of them.
+        log_rows: the rows of each large batch of the platform connector's log.
     """
 
     target: str
@@ -90,6 +94,8 @@ class RunOptions:
     ca_certificate: Path | None = None
     dump_model: Path | None = None
     json_lines: bool = False
+    connectors: tuple[str, ...] = ()
+    log_rows: int = DEFAULT_LOG_ROWS
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError if an option is invalid.

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +24,7 @@ from chronolake.protos import common_pb2 as common
 from chronolake.protos import destination_sdk_pb2 as sdk
 from chronolake.tester import client, values
 from chronolake.tester.client import Destination
+from chronolake.tester.connector_types import connector_scenarios
 from chronolake.tester.conversation import (
     Conversation,
     Failure,
@@ -49,7 +50,7 @@ from chronolake.tester.scenario import (
 from chronolake.types import DELETED, SYNCED, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import TextIO
 
     from chronolake.tester.client import Answer
@@ -158,7 +159,8 @@ class Session:
         """Play one scenario.
 
         Raises:
-            ScenarioError: its rows do not fit their tables; nothing was changed for this scenario.
+            ScenarioError: its rows do not fit their tables; nothing was changed for this scenario,
+                unless they do not fit because an AlterTable had to be refused.
             SyncStopped: the destination ended the sync.
         """
         for text in scenario.notices:
@@ -172,6 +174,8 @@ class Session:
             self._create(name, definition)
         for name, definition in altered.items():
             self._alter(name, definition)
+        # A change that the model refuses leaves columns that the rows may not fit.
+        check_rows(scenario, {name: self.model.tables[name].request for name in altered})
         self._run_steps(scenario)
         for migration in scenario.migrations:
             self.model = self._migrator.run(self.model, migration)
@@ -360,11 +364,20 @@ EXIT_WRONG_INPUT: Final = 2
 _SEEDS: Final = 2**32
 
 
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """A scenario, and the schema of its tables."""
+
+    schema: str
+    scenario: Scenario
+
+
 def run(paths: Sequence[Path], options: RunOptions, *, stream: TextIO | None = None) -> int:
     """Play scenarios against a destination and report the results.
 
     Args:
-        paths: scenario files, or folders of them, in the order of execution.
+        paths: scenario files, or folders of them, in the order of execution; those of
+            `options.connectors` follow.
         options: the options of the run.
         stream: the output of the report; None is standard output.
 
@@ -375,12 +388,13 @@ def run(paths: Sequence[Path], options: RunOptions, *, stream: TextIO | None = N
     stream = stream or sys.stdout
     report: Report = JsonReport(stream) if options.json_lines else TextReport(stream)
     try:
-        scenarios = [read_scenario(path) for path in scenario_files(paths)]
-        if not scenarios:
+        plays = list(_plays(paths, options))
+        if not plays:
             raise ConfigurationError(
-                "No scenario is given.", hint="Pass a scenario's JSON file, or a folder of them."
+                "No scenario is given.",
+                hint="Pass a scenario's JSON file, or a folder of them, or --connector.",
             )
-        return _run_scenarios(scenarios, options, report)
+        return _run_plays(plays, options, report)
     except ChronolakeError as failure:
         report.error(
             str(failure),
@@ -393,7 +407,16 @@ def run(paths: Sequence[Path], options: RunOptions, *, stream: TextIO | None = N
         return EXIT_WRONG_INPUT
 
 
-def _run_scenarios(scenarios: Sequence[Scenario], options: RunOptions, report: Report) -> int:
+def _plays(paths: Sequence[Path], options: RunOptions) -> Iterator[_Play]:
+    for path in scenario_files(paths):
+        scenario = read_scenario(path)
+        suffix = f"_{scenario.name}" if options.schema_per_file else ""
+        yield _Play(f"{options.schema}{suffix}", scenario)
+    for found in connector_scenarios(options.connectors, log_rows=options.log_rows):
+        yield _Play(f"{options.schema}_{found.connector}", found.scenario)
+
+
+def _run_plays(plays: Sequence[_Play], options: RunOptions, report: Report) -> int:
     seed = options.shuffle_seed
     if seed is None:
         seed = secrets.randbelow(_SEEDS)
@@ -426,7 +449,7 @@ def _run_scenarios(scenarios: Sequence[Scenario], options: RunOptions, report: R
             )
             if not options.keep_files:
                 stack.callback(files.remove)
-            sessions = _play_scenarios(scenarios, options, conversation, files, shuffler)
+            sessions = _play_all(plays, options, conversation, files, shuffler)
             _write_model(sessions, options.dump_model)
         else:
             failure = Failure("connection", f"a server at {options.target}", unreachable)
@@ -436,8 +459,8 @@ def _run_scenarios(scenarios: Sequence[Scenario], options: RunOptions, report: R
         return EXIT_FAILED if conversation.tally.failures else EXIT_GOOD
 
 
-def _play_scenarios(
-    scenarios: Sequence[Scenario],
+def _play_all(
+    plays: Sequence[_Play],
     options: RunOptions,
     conversation: Conversation,
     files: BatchFolder,
@@ -453,20 +476,18 @@ def _play_scenarios(
                 f"the destination prefers {wanted} files but gets {options.format} files."
             )
         files.form = replace(files.form, format=options.format or wanted)
-        for scenario in scenarios:
-            name = options.schema
-            schema = f"{name}_{scenario.name}" if options.schema_per_file else name
-            if schema not in sessions:
-                sessions[schema] = Session(
+        for play in plays:
+            if play.schema not in sessions:
+                sessions[play.schema] = Session(
                     conversation,
-                    schema=schema,
+                    schema=play.schema,
                     options=options,
                     folder=files,
                     shuffler=shuffler,
                     clock=clock,
                 )
-            conversation.begin_scenario(str(scenario.path), schema)
-            sessions[schema].play(scenario)
+            conversation.begin_scenario(str(play.scenario.path), play.schema)
+            sessions[play.schema].play(play.scenario)
     except SyncStopped:
         pass  # it is already in the report and in the tally
     return sessions

@@ -470,6 +470,15 @@ def read_scenario(path: Path) -> Scenario:
             "no comma after the last item.",
             file=str(path),
         ) from failure
+    return parse_scenario(content, path)
+
+
+def parse_scenario(content: Any, path: Path) -> Scenario:
+    """Return the scenario that a JSON value represents; `path` names it in messages.
+
+    Raises:
+        ScenarioError: the value is not a scenario; the message contains the JSON path.
+    """
     return _Reader(path).scenario(content)
 
 
