@@ -2,8 +2,8 @@
 
 Claims, for 5,000,000 customers (ten columns) in encrypted batch files below 100 MB, sent over gRPC:
 a live table and a history table are loaded in at most 3 times the time of Spark's own INSERT of the
-same rows, decoded by the same code; changes of 10 % of the customers are applied in at most the
-time of one Iceberg MERGE.
+same rows, decoded by the same code; changes of 10 % of the customers are applied in at most 1.2
+times the time of one Iceberg MERGE.
 
 Server and client share a process, so that both sides have the same JVM; the client only waits. Both
 ways must end in the same tables. Each step runs once: a load is long enough to be compiled.
@@ -35,7 +35,7 @@ OURS: Final = "chronolake, over gRPC"
 SPARK: Final = "Spark's own statement"
 #: The highest ratio of our time to that of the other way.
 LOAD_CLAIM: Final = 3.0
-CHANGE_CLAIM: Final = 1.0
+CHANGE_CLAIM: Final = 1.2
 #: About 50 MB of text and encoded times in a file.
 ROWS_PER_FILE: Final = 400_000
 

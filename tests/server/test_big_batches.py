@@ -18,6 +18,8 @@ import pytest
 from support.server.caller import DELETED, HISTORY, SYNCED, Caller
 from support.server.sent_files import UNMODIFIED, SentFile, write_batch_file
 
+_ROWS: Final = 5_000_000
+_HISTORY_ROWS: Final = 2_000_000
 #: Rows of a file: below the 100 MB that the guide allows, also without compression.
 _PER_FILE: Final = 500_000
 _LOADED: Final = 1_704_067_200_000  # 2024-01-01T00:00:00Z, in milliseconds
@@ -111,7 +113,7 @@ def _send(caller: Caller, name: str, columns: Sequence[str], files: Mapping[str,
 
 @pytest.mark.long
 def test_a_big_load_and_a_big_update_of_a_table_with_soft_deletes(caller: Caller) -> None:
-    rows = 5_000_000
+    rows = _ROWS
     columns = [*_COLUMNS, SYNCED, DELETED]
     assert caller.create("orders", columns).success
     synced = {"_fivetran_synced": _instant([_LOADED])[0].as_py()}
@@ -163,7 +165,7 @@ def test_a_big_load_and_a_big_update_of_a_table_with_soft_deletes(caller: Caller
 
 @pytest.mark.long
 def test_a_big_load_and_a_big_update_of_a_history_table(caller: Caller) -> None:
-    rows = 2_000_000
+    rows = _HISTORY_ROWS
     columns = [*_COLUMNS, *HISTORY]
     assert caller.create("orders", columns).success
     ids = np.arange(rows, dtype=np.int64)

@@ -22,7 +22,9 @@ from support.tester.reference_destination import ReferenceDestination, serve
 from support.tester.replay import assert_contents_agree, play
 
 #: Rows of each large batch of logs; the reference destination inserts row by row.
-LOG_ROWS = 300
+LOG_ROWS = 100
+#: Connectors with many cells or rows, for the same reason.
+LARGE = {"hubspot", PLATFORM}
 FORMS = {
     "encrypted, replayed": {"replay": True, "split": 2, "minimal_deletes": True},
     "parquet": {"format": FileFormat.PARQUET},
@@ -68,7 +70,13 @@ def keys_of(table):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("connector", connector_names())
+@pytest.mark.parametrize(
+    "connector",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in LARGE else ())
+        for name in connector_names()
+    ],
+)
 def test_an_independent_destination_ends_in_the_modelled_contents(tmp_path, connector, form):
     outcome = play([], tmp_path, connectors=(connector,), log_rows=LOG_ROWS, **FORMS[form])
     assert outcome.failures == []
