@@ -26,8 +26,9 @@ show python examples/data_lake.py "$project/source" second
 show chronolake sync crm
 show chronolake status
 
-say "4. The timeline of a record that was changed, deleted and inserted again (without Spark)"
+say "4. The timelines of a record that was changed, deleted and inserted again, and of one that was restored from it"
 show chronolake history crm.accounts --key Id=acc9001
+show chronolake history crm.accounts --key Id=acc9003
 
 say "5. The accounts at an earlier time, and the invariants of the tables"
 show chronolake query \

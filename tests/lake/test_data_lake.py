@@ -19,6 +19,7 @@ from chronolake import core
 from chronolake.core import migration
 from chronolake.errors import ConfigurationError, LeaseLostError, PipelineBusyError
 from chronolake.failpoints import FAILPOINTS
+from chronolake.inspect import Lineage, history
 from chronolake.landing import inspect_files
 from chronolake.landing.reader import KEY
 from chronolake.pipeline import rebuild as rebuild_module
@@ -48,6 +49,7 @@ from support.seeds import with_drawn_seeds
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
+_ACCOUNTS: Final = TableName("crm", "Account")
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
             row("2", "t5", "q", grax__purged="t1"),
             row("1", "t5", "b", Name="Alicia"),
             row(
-                "3", "t1", "x", grax__deleted="t3", grax__deletesource="grax", Name="Bob",
+                "3", "t1", "x", grax__deleted="t3", grax_deletesource="grax", Name="Bob",
                 Fax="800-555-1212",
             ),
             row("1", "t6", "c", Name="Allison"),
@@ -107,6 +109,42 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
         ("4", at("t8"), at("t9") - 1_000, False, "Bob", None),
         ("4", at("t9"), TMAX_MICROS, True, "Bill", "888-111-5555"),
     ]
+    # The example's `grax_deletesource` is the column that the document calls `grax__deletesource`.
+    assert "grax_deletesource" not in pipeline.types()
+    found = {key: history(pipeline.lake.config, _ACCOUNTS, {"Id": key}) for key in ("3", "4")}
+    assert [version.outcome for version in found["3"].versions] == ["archived"]
+    assert found["3"].lineage == Lineage("Id", restored_as=("4",))
+    assert found["4"].lineage == Lineage("Id", restored_from=("3",))
+
+
+def test_both_spellings_of_the_delete_source_are_one_column(pipeline: Pipeline) -> None:
+    """Each row has the first value of the two columns, whatever the files they are in."""
+    deleted = {"grax__deleted": _T + 5 * _SECOND}
+    written, example = "grax__deletesource", "grax_deletesource"
+    pipeline.source.write("Account", [_row("1", 1, "1", **deleted, **{written: "grax"})])
+    pipeline.source.write("Account", [_row("2", 1, "1", **deleted, **{example: "grax"})])
+    pipeline.source.write(
+        "Account",
+        [
+            _row("3", 1, "1", **deleted, **{written: "source", example: "grax"}),
+            _row("4", 1, "1", **deleted, **{written: "", example: "grax"}),
+            _row("5", 1, "1", **deleted, **{written: "source", example: None}),
+            _row("6", 1, "1"),
+        ],
+    )
+    # A column without any value, beside the other spelling.
+    pipeline.source.write(
+        "Account",
+        [_row("7", 1, "1", **deleted, **{written: None, example: "grax"})],
+        statistics=False,
+    )
+
+    pipeline.done()
+
+    assert example not in pipeline.types()
+    assert {row["Id"]: row[written] for row in pipeline.rows()} == {
+        "1": "grax", "2": "grax", "3": "source", "4": "grax", "5": "source", "6": None, "7": "grax",
+    }  # fmt: skip
 
 
 @pytest.mark.long

@@ -108,6 +108,37 @@ def test_before_the_switch_to_history_mode_nothing_is_known(make: Make, get: Get
     assert note not in get(f"/part/past?table=shop.orders&at={SECOND}").text
 
 
+def test_restored_records_are_linked_and_archived_ones_are_distinguished(
+    make: Make, get: Get
+) -> None:
+    texts = ["Id*:STRING", "grax__deletesource:STRING", "grax__restoredfrom:STRING", *HISTORY]
+    ended = "2026-01-02T23:59:59.999Z"
+    make(
+        ORDERS,
+        texts,
+        [
+            ("3", "grax", None, FIRST, SECOND, False),
+            ("3", None, None, "2026-01-05T00:00:00Z", TMAX, True),
+            ("4 & <5>", "source", "3", FIRST, ended, False),
+        ],
+    )
+
+    old = get("/record?table=shop.orders&key.Id=3").text
+    new = get(f"/record?{urlencode({'table': 'shop.orders', 'key.Id': '4 & <5>'})}").text
+
+    link = html.escape(f"/record?{urlencode({'table': 'shop.orders', 'key.Id': '4 & <5>'})}")
+    assert f'<dt>Restored as</dt><dd><a href="{link}">4 &amp; &lt;5&gt;</a></dd>' in old
+    assert '<span class="badge deleted" data-ending>archived</span>' in old
+    assert "archived from" in old
+    assert "Restored from" not in old
+    assert (
+        '<dt>Restored from</dt><dd><a href="/record?table=shop.orders&amp;key.Id=3">3</a></dd>'
+        in new
+    )
+    assert '<span class="badge deleted" data-ending>deleted</span>' in new
+    assert "<dt>Deleted</dt>" in new
+
+
 def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
     make(ORDERS, ["id*:INT"], [(1,)])
 

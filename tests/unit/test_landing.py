@@ -22,6 +22,7 @@ from chronolake.landing import (
 )
 from chronolake.landing.field_types import (
     Fields,
+    by_field,
     fields_of,
     group_files,
     observed_integer_type,
@@ -33,6 +34,21 @@ from chronolake.types import Kind
 
 def _fields(**columns: pa.DataType) -> Fields:
     return fields_of({name: physical(kind) for name, kind in columns.items()})
+
+
+def test_both_spellings_of_the_delete_source_are_one_field() -> None:
+    """`seeds/data-lake-v2.txt` has both: one in its table of columns, one in its full example."""
+    text = pa.string()
+    fields = _fields(grax_deletesource=text, Name=text, grax__deletesource=text)
+    assert {field.name for field in fields.values()} == {"grax__deletesource", "Name"}
+
+    (field,) = by_field(fields)["grax__deletesource"].values()
+
+    assert field.column == "grax__deletesource"
+    assert field.fallback is not None
+    assert field.fallback.column == "grax_deletesource"
+    (alone,) = by_field(_fields(grax_deletesource=text))["grax__deletesource"].values()
+    assert (alone.column, alone.fallback) == ("grax_deletesource", None)
 
 
 def _meaning(fields: Fields) -> dict[str, tuple[str, str]]:

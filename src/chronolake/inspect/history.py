@@ -19,6 +19,7 @@ from chronolake.errors import UnknownColumnError, ValueRefusedError
 from chronolake.formatting import Cell, cells, did_you_mean, instant, parse_key_value
 from chronolake.inspect.as_of import epsilon_of, known_since
 from chronolake.inspect.catalog import CatalogTable, look_up
+from chronolake.inspect.lineage import Lineage, lineage_of
 from chronolake.inspect.scan import FILE, ROW, StoredRows
 from chronolake.parsing import clocks_of
 from chronolake.types import (
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
 
 
+#: Who deleted a record of a data lake: `grax` if it was archived (`seeds/data-lake-v2.txt`).
+DELETE_SOURCE: Final = "grax__deletesource"
+_ARCHIVE: Final = "grax"
 _HIDDEN_COLUMNS: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
 #: Up to this many values are converted at once when all versions are iterated.
 _MAX_CELLS: Final = 50_000
@@ -76,6 +80,8 @@ class Version:
         synced: start of the sync that sent the version, or None.
         values: all columns except the history columns and `_fivetran_synced`, in table order.
         changes: differences from the previous version; empty for the first one.
+        is_archived: whether the deletion was an archival, as a data lake reports it; false for
+            versions that were not deleted.
     """
 
     start: str | None
@@ -84,6 +90,12 @@ class Version:
     synced: Cell
     values: dict[str, Cell]
     changes: tuple[Change, ...]
+    is_archived: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """Return how the version ended, for people: `archived` is a kind of deletion."""
+        return "archived" if self.is_archived else self.ending.value
 
 
 class StoredVersions(Sequence[Version]):
@@ -100,6 +112,7 @@ class StoredVersions(Sequence[Version]):
         self._starts = _micros(self._rows[START])
         self._ends = _micros(self._rows[END])
         self._endings = self._find_endings(epsilon)
+        self._archived = self._find_archived()
         #: For each column, flags of the versions whose value differs from the previous version.
         self._differs = {name: _flag_changes(self._rows[name]) for name in self._columns}
 
@@ -134,7 +147,7 @@ class StoredVersions(Sequence[Version]):
             for place in np.flatnonzero(differs):
                 changes[place].append(change)
         return tuple(
-            Version(*self._validity(place), None, {}, tuple(some))
+            Version(*self._validity(place), None, {}, tuple(some), self._archived[place])
             for place, some in enumerate(changes)
         )
 
@@ -157,6 +170,7 @@ class StoredVersions(Sequence[Version]):
                         for name in self._columns
                         if self._differs[name][place]
                     ),
+                    self._archived[place],
                 )
             )
         return versions
@@ -173,6 +187,15 @@ class StoredVersions(Sequence[Version]):
         following = [*self._starts[1:], None]
         return [
             _ending(*known, epsilon) for known in zip(active, self._ends, following, strict=True)
+        ]
+
+    def _find_archived(self) -> list[bool]:
+        if DELETE_SOURCE not in self._columns:
+            return [False] * len(self)
+        sources = cells(self._rows[DELETE_SOURCE])
+        return [
+            ending is Ending.DELETED and source == _ARCHIVE
+            for ending, source in zip(self._endings, sources, strict=True)
         ]
 
 
@@ -241,6 +264,8 @@ class Timeline:
         known_since: ISO instant of the switch to history mode: earlier changes are not known. None
             if the table always kept history, or keeps none.
         bytes: the memory that its versions occupy.
+        lineage: the records that it was restored from, and those restored from it; None if the
+            table does not have such links.
     """
 
     table: TableName
@@ -249,6 +274,7 @@ class Timeline:
     versions: Sequence[Version]
     known_since: str | None = None
     bytes: int = 0
+    lineage: Lineage | None = None
 
     def outline(self) -> Timeline:
         """Return the timeline without values: the versions' times, and the columns that changed."""
@@ -263,11 +289,13 @@ class Timeline:
             "mode": self.mode.value,
             "key": self.key,
             "known_since": self.known_since,
+            **self._lineage_as_json(),
             "versions": [
                 {
                     "start": version.start,
                     "end": version.end,
                     "ending": version.ending.value,
+                    "archived": version.is_archived,
                     "synced": version.synced,
                     "values": version.values,
                     "changes": [
@@ -277,6 +305,14 @@ class Timeline:
                 }
                 for version in self.versions
             ],
+        }
+
+    def _lineage_as_json(self) -> dict[str, Any]:
+        if self.lineage is None:
+            return {}
+        return {
+            "restored_from": list(self.lineage.restored_from),
+            "restored_as": list(self.lineage.restored_as),
         }
 
 
@@ -318,8 +354,15 @@ def history(
         versions = StoredVersions(rows, epsilon_of(found))
     elif rows.num_rows:
         versions = current_rows(rows)
-    since = known_since(found)
-    return Timeline(name, found.mode, dict(key), versions, since, rows.get_total_buffer_size())
+    return Timeline(
+        name,
+        found.mode,
+        dict(key),
+        versions,
+        known_since(found),
+        rows.get_total_buffer_size(),
+        lineage_of(found, key),
+    )
 
 
 def _read_rows(

@@ -90,9 +90,10 @@ def timeline(timeline: Timeline) -> RenderableType:
     )
     if not count:
         return Group(title, Text("No such record.", style="yellow"))
+    lineage = _lineage(timeline)
     if timeline.mode is not Mode.HISTORY:
         blocks = [_values(version) for version in timeline.versions]
-        return Group(title, Text(), *blocks)
+        return Group(title, *lineage, Text(), *blocks)
     title.append(f", {count} version{'s' if count > 1 else ''}", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
     table.add_column("from, until", no_wrap=True)
@@ -101,17 +102,31 @@ def timeline(timeline: Timeline) -> RenderableType:
     for place, version in enumerate(timeline.versions):
         table.add_row(
             Text(f"{version.start}\n{version.end}"),
-            Text(version.ending.value, style=_STYLES[version.ending]),
+            Text(version.outcome, style=_STYLES[version.ending]),
             _values(version) if place == 0 else _changes(version),
         )
     if timeline.known_since is None:
-        return Group(title, table)
+        return Group(title, *lineage, table)
     note = Text(
         f"The table was switched to history mode at {timeline.known_since}: earlier changes are "
         "not known.",
         style="yellow",
     )
-    return Group(title, table, note)
+    return Group(title, *lineage, table, note)
+
+
+def _lineage(timeline: Timeline) -> list[Text]:
+    """Return lines about the records that a record was restored from, or restored as."""
+    lineage = timeline.lineage
+    if lineage is None:
+        return []
+    directions = (("restored from", lineage.restored_from), ("restored as", lineage.restored_as))
+    lines = []
+    for name, records in directions:
+        if records:
+            shown = [Text.assemble((f"{lineage.column}=", "dim"), cell(text)) for text in records]
+            lines.append(Text.assemble((f"{name} ", "dim"), Text(", ").join(shown)))
+    return lines
 
 
 def rows(names: Sequence[str], content: Iterable[Sequence[Cell]], *, width: int) -> RenderableType:

@@ -11,7 +11,7 @@ schema is interpreted separately, and compatible files are read together (`group
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -151,6 +151,11 @@ MODIFIED: Final = "source__modified"
 SEQUENCE: Final = "grax__idseq"
 DELETED: Final = "grax__deleted"
 PURGED: Final = "grax__purged"
+#: Who deleted a record: `grax` for archives, `source` for deletions in the source.
+DELETE_SOURCE: Final = "grax__deletesource"
+#: Other names of columns. The table of columns in `seeds/data-lake-v2.txt` has the first spelling,
+#: its full example the second.
+_SPELLINGS: Final = {"grax_deletesource": DELETE_SOURCE}
 #: Columns that every file has.
 GUARANTEED: Final = (ID, MODIFIED, SEQUENCE)
 _TIMES: Final = (MODIFIED, DELETED, PURGED)
@@ -208,6 +213,8 @@ class Field:
         physical: how the column is read.
         declared: the type that the source declared, in files of our own.
         renamed: if values are names of fields: the renamed fields, with their current names.
+        fallback: the same form of the field under another spelling of its column: it provides the
+            values of the rows in which `column` has none.
     """
 
     name: str
@@ -215,6 +222,7 @@ class Field:
     physical: Physical
     declared: ColumnType | None = None
     renamed: tuple[tuple[str, str], ...] = ()
+    fallback: Field | None = None
 
     @property
     def form(self) -> Form:
@@ -366,7 +374,8 @@ def fields_of(columns: Mapping[str, Physical]) -> Fields:
             and stem not in OF_THE_LAKE
             and name not in OF_THE_LAKE
         )
-        found[name] = Field(stem if is_typed and stem else name, name, columns[name])
+        field = stem if is_typed and stem else _SPELLINGS.get(name, name)
+        found[name] = Field(field, name, columns[name])
     return {name: found[name] for name in columns}
 
 
@@ -428,10 +437,13 @@ def _agree(known: Mapping[_Key, _Value], other: Mapping[_Key, _Value]) -> bool:
 
 
 def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
-    """Return the forms of every field."""
+    """Return the forms of every field, two spellings of one column merged."""
     found: dict[str, dict[Form, Field]] = {}
-    for field in fields.values():
-        found.setdefault(field.name, {})[field.form] = field
+    # The documented spelling is first.
+    for field in sorted(fields.values(), key=lambda field: field.column in _SPELLINGS):
+        forms = found.setdefault(field.name, {})
+        known = forms.get(field.form)
+        forms[field.form] = field if known is None else replace(known, fallback=field)
     return found
 
 

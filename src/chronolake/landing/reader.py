@@ -320,6 +320,10 @@ def types_in_footer(footer: Footers) -> tuple[TypesByField, set[str]]:
 
 
 def _statistics_of(footer: Footers, field: Field) -> ColumnStatistics:
+    if field.fallback is not None:
+        both = replace(field, fallback=None), field.fallback
+        first, other = (_statistics_of(footer, spelled) for spelled in both)
+        return first.merge(other)
     reported = footer.columns.get(field.column, ColumnStatistics(is_complete=False))
     if field.form is not Form.TEXT or field.physical.ddl == "string":
         return reported
@@ -387,7 +391,8 @@ def literal_path(path: Location) -> str:
 def _cell(field: Field) -> str:
     """Return SQL for a column's value, times as Spark's own; an empty text is null."""
     value = field.physical.value(quote(field.column))
-    return f"nullif(CAST({value} AS STRING), '')" if field.form is Form.TEXT else value
+    cell = f"nullif(CAST({value} AS STRING), '')" if field.form is Form.TEXT else value
+    return cell if field.fallback is None else f"coalesce({cell}, {_cell(field.fallback)})"
 
 
 def _value(forms: Mapping[Form, Field], kind: ColumnType) -> str:

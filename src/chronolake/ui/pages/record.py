@@ -39,13 +39,15 @@ class ListedVersion:
 
     Attributes:
         number: from 1, in order of the start.
-        gone_since: the time of the deletion before this version, or None. With it, the version is a
-            revival.
+        deleted_since: the time of the deletion before this version, or None. With it, the version
+            is a revival.
+        absence: `deleted` or `archived`: how the version before this one ended.
     """
 
     number: int
     version: Version
     deleted_since: str | None
+    absence: str = Ending.DELETED.value
 
     @property
     def is_instant(self) -> bool:
@@ -97,8 +99,9 @@ def page_of(version: int, count: int, *, size: int, newest_first: bool = False) 
 
 
 def _list_version(number: int, before: Version | None, version: Version) -> ListedVersion:
-    deleted_since = before.end if before is not None and before.ending is Ending.DELETED else None
-    return ListedVersion(number, version, deleted_since)
+    if before is None or before.ending is not Ending.DELETED:
+        return ListedVersion(number, version, None)
+    return ListedVersion(number, version, before.end, before.outcome)
 
 
 def chart_data(timeline: Timeline) -> dict[str, Any]:
