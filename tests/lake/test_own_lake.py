@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
 import time
@@ -39,6 +40,8 @@ from chronolake.source.protocol import CaptureMethod, StreamDescriptor
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import Column, ColumnType, Kind, Mode, TableName
 from support.datalakes import iceberg_in
+from support.document_reader import DocumentReader, micros
+from support.seeds import with_drawn_seeds
 
 _T: Final = 1_767_225_600_000_000
 _SECOND: Final = 1_000_000
@@ -281,6 +284,192 @@ def test_others_read_it_by_the_rules_of_data_lakes(own: Own, lake: Lake) -> None
         "At": ["timestamp"],
         "Price": ["text"],
     }
+
+
+READABLE: Final = (
+    column("id", Kind.LONG, key=True),
+    column("Name", Kind.STRING),
+    column("Price", ColumnType(Kind.DECIMAL, 10, 2)),
+    column("Size", Kind.INT),
+    column("Ratio", Kind.DOUBLE),
+    column("IsNew", Kind.BOOLEAN),
+    column("Day", Kind.NAIVE_DATE),
+    column("At", Kind.UTC_DATETIME),
+    column("grax__restoredfrom", Kind.STRING),
+    column("grax__deletesource", Kind.STRING),
+)
+
+
+def _random_versions(chance: random.Random) -> list[dict[str, Any]]:
+    """Return versions of 20 records: changes, deletions and archivals."""
+    rows = []
+    for key in range(20):
+        times = sorted(chance.sample(range(1_000), chance.randrange(1, 9)))
+        for at in times:
+            row = version(at, f"{at:08x}", id=key)
+            gone = _T + at * _SECOND
+            if chance.random() < 0.2:
+                source = chance.choice([None, "grax"])
+                row |= {change_set.DELETED_AT: gone, change_set.PROVIDES_DATA: False}
+                rows.append(row | {"grax__deletesource": source})
+                continue
+            row |= {
+                "Name": chance.choice([None, "Ann", "Ünï 'x'"]),
+                "Price": chance.choice([None, Decimal("1.50"), Decimal("-0.07")]),
+                "Size": chance.choice([None, 0, -7, 2**31 - 1]),
+                "Ratio": chance.choice([None, 0.1, -1e300]),
+                "IsNew": chance.choice([None, True, False]),
+                "Day": chance.choice([None, date(2026, 2, 3)]),
+                "At": chance.choice([None, datetime(2026, 1, 2, 3, 4, 5, 678_901, UTC)]),
+                "grax__restoredfrom": chance.choice([None, "7"]),
+                change_set.PROVIDES_DATA: True,
+            }
+            if chance.random() < 0.2:
+                row |= {change_set.DELETED_AT: gone + chance.randrange(1, 200 * _SECOND)}
+            rows.append(row)
+    return rows
+
+
+def _land_shuffled(own: Own, chance: random.Random, rows: list[dict[str, Any]]) -> None:
+    """Land versions in any order, some of them twice, in several files."""
+    written = [*rows, *chance.sample(rows, len(rows) // 3)]
+    chance.shuffle(written)
+    for number in range(3):
+        own.land(READABLE, written[number::3])
+
+
+def _plain_value(value: object) -> object:
+    """Return a table's value as the document has it: a text unless there is a typed column."""
+    if isinstance(value, Decimal):
+        return str(value)
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
+
+
+@pytest.mark.parametrize("seed", with_drawn_seeds(1, test="document reader", number=4))
+def test_a_reader_that_knows_only_the_document_makes_the_same_history(own: Own, seed: int) -> None:
+    """An independent reader in DuckDB reconstructs the table (`support.document_reader`)."""
+    chance = random.Random(seed)
+    _land_shuffled(own, chance, _random_versions(chance))
+    own.apply()
+
+    reader = DocumentReader(own.folder.path)
+
+    names = [column.name for column in READABLE[1:] if not column.name.startswith("grax__")]
+    assert list(reader.fields) == names
+    read = [
+        (
+            row["Id"],
+            micros(row["source__modified"]),
+            micros(row["_end"]),
+            row["grax__restoredfrom"],
+            row["grax__deletesource"],
+            *(row[name] for name in names),
+        )
+        for row in reader.history()
+    ]
+    stored = [
+        (
+            str(row["id"]),
+            row["_fivetran_start"],
+            None if row["_fivetran_active"] else row["_fivetran_end"],
+            row["grax__restoredfrom"],
+            row["grax__deletesource"],
+            *(_plain_value(row[name]) for name in names),
+        )
+        for row in _with_micros(own.table())
+    ]
+    assert len(read) > 20
+    assert sorted(read, key=repr) == sorted(stored, key=repr)
+
+
+@pytest.mark.parametrize("seed", with_drawn_seeds(2, test="document reader, live", number=2))
+def test_a_reader_that_knows_only_the_document_finds_the_current_rows(own: Own, seed: int) -> None:
+    own.stream = replace(own.stream, mode=Mode.LIVE)
+    chance = random.Random(seed)
+    rows = _random_versions(chance)
+    purge = {change_set.PURGED_AT: _T, change_set.PROVIDES_DATA: False}
+    rows += [version(2_000, "ffffffff", id=key, **purge) for key in range(3)]
+    _land_shuffled(own, chance, rows)
+    own.apply()
+
+    reader = DocumentReader(own.folder.path)
+
+    names = list(reader.fields)
+    read = [(row["Id"], *(row[name] for name in names)) for row in reader.current()]
+    stored = [
+        (str(row["id"]), *(_plain_value(row[name]) for name in names))
+        for row in own.table().to_pylist()
+    ]
+    assert 0 < len(read) < 17
+    assert sorted(read, key=repr) == sorted(stored, key=repr)
+
+
+def _with_micros(table: pa.Table) -> list[dict[str, Any]]:
+    for name in ("_fivetran_start", "_fivetran_end"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table[name].cast(pa.int64()))
+    return table.to_pylist()
+
+
+def test_only_documented_columns_and_our_own_are_in_files(own: Own) -> None:
+    """Files have the document's columns, the record's fields, and `chronolake__…`."""
+    gone = {change_set.DELETED_AT: _T + 5 * _SECOND}
+    tombstone = gone | {change_set.PROVIDES_DATA: False}
+    purge = {change_set.PURGED_AT: _T, change_set.PROVIDES_DATA: False}
+    fields = {"Size": 1, change_set.PROVIDES_DATA: True}
+    rows = [
+        version(1, id=1, **fields, grax__restoredfrom="9"),
+        version(5, "2", id=1, **tombstone, **{change_set.OPERATED: "delete"}),
+        version(1, id=2, **fields, **gone, grax__deletesource="grax"),
+        version(1, id=3, **fields, **{change_set.OMITTED: ["Name"]}),
+        version(1, id=4, **purge, grax__deletesource="grax"),
+    ]
+    (path,) = own.land(READABLE, rows)
+
+    table = pq.read_table(path, partitioning=None)
+    found = table.to_pylist()
+    documented = {
+        "Id", "source__modified", "grax__idseq", "grax__deleted", "grax__deletesource",
+        "grax__purged", "grax__restoredfrom",
+    }  # fmt: skip
+    ours = {name for name in table.column_names if name.startswith("chronolake__")}
+    assert ours == {"chronolake__is_mark", "chronolake__operation", "chronolake__unmodified"}
+    assert set(table.column_names) - documented - ours == {"Size", "Size_i"}
+    assert [row["grax__deletesource"] for row in found] == [None, "source", "grax", None, None]
+    assert [row["grax__restoredfrom"] for row in found] == ["9", None, None, None, None]
+    assert table.schema.field("grax__deletesource").type == pa.string()
+
+
+def test_deletions_of_any_stream_have_their_source(own: Own) -> None:
+    """A stream without a field for it: every deletion is one of the source."""
+    columns = (
+        column("id", Kind.LONG, key=True),
+        column("name", Kind.STRING),
+        # Not a text, or not exactly the document's name: ordinary fields.
+        column("GRAX__DELETESOURCE", Kind.STRING),
+        column("grax__restoredfrom", Kind.LONG),
+    )
+    gone = {change_set.DELETED_AT: _T + 2 * _SECOND, change_set.PROVIDES_DATA: False}
+    exists = {change_set.PROVIDES_DATA: True}
+    rows = [
+        version(1, id=1, name="a", GRAX__DELETESOURCE="x", grax__restoredfrom=5, **exists),
+        version(2, "2", id=1, **gone),
+        version(1, id=2, name="b", **exists),
+    ]
+    (path,) = own.land(columns, rows)
+    own.apply()
+
+    found = pq.read_table(path, partitioning=None).to_pylist()
+    assert [row["grax__deletesource"] for row in found] == [None, "source", None]
+    assert found[0]["grax__restoredfrom"] == "5"
+    assert "grax__restoredfrom_i" not in found[0]
+    assert len({name.lower() for name in found[0]}) == len(found[0])
+    assert own.rows("id", "name", "GRAX__DELETESOURCE", "grax__restoredfrom") == [
+        (1, "a", "x", 5),
+        (2, "b", None, None),
+    ]
+    assert "grax__deletesource" not in own.table().column_names
+    assert own.agrees()
 
 
 def test_composite_keys_are_compared_part_by_part(own: Own) -> None:

@@ -8,16 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import chronolake
 from chronolake.arrow_tasks import FEW_BYTES
 from chronolake.errors import ConfigurationError
+from chronolake.inspect import Lineage, history
 from chronolake.lake import Lake
 from chronolake.pipeline.streams import source_of
 from chronolake.pipeline.sync import sync
-from chronolake.types import DELETED, START
+from chronolake.types import ACTIVE, DELETED, START, TableName
 from support.datalakes import iceberg
+from support.document_reader import DocumentReader
 from support.python_functions import MODULE, Functions
 
 
@@ -122,6 +125,59 @@ def test_changed_records_have_their_own_times_and_may_be_marked_as_deleted(
     assert [row[START].day for row in shop.rows() if row["note"] == "c"] == [3]
     shop.sync()
     assert shop.versions("id", "note") == after
+
+
+def test_archived_and_restored_records_land_as_the_document_of_data_lakes_defines(
+    shop: Functions,
+) -> None:
+    """A reader that knows only the document of Data Lake v2 finds what is in the table."""
+    code = """
+        LOG = {log}
+
+        @chronolake.stream(key="id", cursor="at", deletes="gone")
+        def orders():
+            yield from LOG
+    """
+    at = "2026-11-0{}T10:00:00Z"
+    more = {"gone": False, "grax__deletesource": None, "grax__restoredfrom": None}
+    first = [
+        {"id": 1, "note": "a", "at": at.format(1), **more},
+        {"id": 2, "note": "b", "at": at.format(1), **more},
+        {"id": 3, "note": "c", "at": at.format(1), **more},
+    ]
+    shop.write(code.format(log=first))
+    shop.sync()
+    archived = {"gone": True, "grax__deletesource": "grax"}
+    second = [
+        {"id": 1, "note": "a", "at": at.format(2), **more, **archived},
+        {"id": 2, "note": "b", "at": at.format(2), **more, "gone": True},
+        {"id": 4, "note": "a", "at": at.format(3), **more, "grax__restoredfrom": "1"},
+        {"id": 3, "note": "d", "at": at.format(3), **more},
+    ]
+    shop.write(code.format(log=[*first, *second]))
+    shop.sync()
+
+    (folder,) = (shop.project.lake.path / "raw").glob("parquet/v2/org=shop/object=orders")
+    reader = DocumentReader(folder)
+
+    stored = sorted(shop.rows(), key=lambda row: (row["id"], row[START]))
+    fields = ("note", "grax__restoredfrom")
+    assert [(row["Id"], *(row[name] for name in fields)) for row in reader.history()] == [
+        (str(row["id"]), *(row[name] for name in fields)) for row in stored
+    ]
+    assert [row["_end"] is None for row in reader.history()] == [row[ACTIVE] for row in stored]
+    assert {row["Id"] for row in reader.current()} == {"3", "4"}
+    landed = [
+        row
+        for path in sorted(folder.glob("batch=*/data-*.parquet"))
+        for row in pq.read_table(path, partitioning=None).to_pylist()
+    ]
+    assert {row["Id"]: row["grax__deletesource"] for row in landed if row.get("grax__deleted")} == {
+        "1": "grax",
+        "2": "source",
+    }
+    lineage = history(shop.lake.config, TableName("shop", "orders"), {"id": "1"}).lineage
+    assert lineage == Lineage("id", restored_as=("4",))
 
 
 @pytest.mark.sampled

@@ -213,6 +213,9 @@ DECLARING: Final = pa.schema(
         (lake_fields.SEQUENCE, pa.string()),
     ]
 )
+#: The value of `grax__deletesource` for records that the source deleted, in
+#: `seeds/data-lake-v2.txt`.
+_SOURCE: Final = pa.scalar("source")
 #: The types that landing files use for numbers.
 _WIDE: Final = {Kind.SHORT: pa.int64(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64()}
 
@@ -252,10 +255,15 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
         rows[UNMODIFIED] = _omitted_fields(versions[OMITTED], others)
     if OPERATED in given:
         rows[OPERATION] = versions[OPERATED].cast(pa.string())
+    placed_texts = {placed.text: placed.column.name for placed in declaration}
+    named = placed_texts.get(lake_fields.DELETE_SOURCE)
+    rows[lake_fields.DELETE_SOURCE] = _delete_sources(
+        deleted, None if named is None else values[named], provides_data
+    )
     # Tombstones have no values except the key.
     all_provide = pc.all(provides_data, min_count=0).as_py()
     for placed in declaration:
-        if placed.text == lake_fields.ID:
+        if placed.text in {lake_fields.ID, lake_fields.DELETE_SOURCE}:
             continue
         name, kind = placed.column.name, placed.column.type.kind
         value = values[name]
@@ -265,6 +273,25 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
         if placed.typed is not None:
             rows[placed.typed] = value.cast(_WIDE.get(kind, value.type))
     return pa.RecordBatch.from_pydict(rows)
+
+
+def _delete_sources(
+    deleted: pa.Array, provided: pa.Array | None, provides_data: pa.Array
+) -> pa.Array:
+    """Return who deleted each record: the source, unless it provides another value.
+
+    Args:
+        deleted: the times of the deletions, or null.
+        provided: the values of a field of this meaning; None if the stream has none.
+        provides_data: whether rows contain data.
+    """
+    is_deleted = pc.is_valid(deleted)
+    by_source = pc.if_else(is_deleted, _SOURCE, pa.scalar(None, pa.string()))
+    if provided is None:
+        return by_source
+    # A deletion has its source even if it has no data.
+    is_known = pc.or_(is_deleted, provides_data)
+    return pc.if_else(is_known, pc.coalesce(provided, by_source), pa.scalar(None, pa.string()))
 
 
 def _omitted_fields(omitted: pa.Array, fields: list[str]) -> pa.Array:

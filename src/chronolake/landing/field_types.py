@@ -153,6 +153,8 @@ DELETED: Final = "grax__deleted"
 PURGED: Final = "grax__purged"
 #: Who deleted a record: `grax` for archives, `source` for deletions in the source.
 DELETE_SOURCE: Final = "grax__deletesource"
+#: The identifier of the record from which a record was restored.
+RESTORED_FROM: Final = "grax__restoredfrom"
 #: Other names of columns. The table of columns in `seeds/data-lake-v2.txt` has the first spelling,
 #: its full example the second.
 _SPELLINGS: Final = {"grax_deletesource": DELETE_SOURCE}

@@ -14,9 +14,11 @@ import orjson
 
 from chronolake.errors import SchemaError, SourceError
 from chronolake.landing.field_types import (
+    DELETE_SOURCE,
     FORM_OF,
     ID,
     OF_THE_LAKE,
+    RESTORED_FROM,
     SUFFIXES,
     Field,
     Fields,
@@ -24,7 +26,7 @@ from chronolake.landing.field_types import (
     Physical,
     is_field,
 )
-from chronolake.types import Column, ColumnType
+from chronolake.types import Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +41,8 @@ OPERATION: Final = f"{OWN}operation"
 UNMODIFIED: Final = f"{OWN}unmodified"
 #: True for a row that only reports that the record was deleted.
 IS_MARK: Final = f"{OWN}is_mark"
+#: Columns of a data lake that a source may provide as fields: texts without typed values.
+_PROVIDED: Final = (DELETE_SOURCE, RESTORED_FROM)
 
 _FORMAT: Final = 1
 _SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
@@ -85,7 +89,7 @@ def declare_fields(columns: Sequence[Column]) -> Declaration:
             "The stream has no primary key, so its records cannot be identified.",
             hint="Name the fields that identify a record.",
         )
-    used_names = {name.lower() for name in OF_THE_LAKE}
+    used_names = {name.lower() for name in (*OF_THE_LAKE, *_PROVIDED)}
     placed: list[PlacedField] = []
     for number, column in enumerate(columns):
         if not is_field(column.name) and column.name != ID:
@@ -99,6 +103,9 @@ def declare_fields(columns: Sequence[Column]) -> Declaration:
             placed.append(PlacedField(column, ID, None))
             continue
         text = column.name
+        if _is_provided(column):
+            placed.append(PlacedField(column, text, None))
+            continue
         if text.lower() in used_names or text.lower().startswith(OWN):
             text = f"{OWN}field_{number}"
         used_names.add(text.lower())
@@ -106,8 +113,15 @@ def declare_fields(columns: Sequence[Column]) -> Declaration:
     return tuple(_add_typed_column(field, used_names) for field in placed)
 
 
+def _is_provided(column: Column) -> bool:
+    """Return whether a field has the meaning and type of one of the data lake's columns."""
+    # Of other types, it could not hold the value of our own deletions.
+    is_text = column.type.kind is Kind.STRING
+    return column.name == RESTORED_FROM or (column.name == DELETE_SOURCE and is_text)
+
+
 def _add_typed_column(placed: PlacedField, used_names: set[str]) -> PlacedField:
-    if placed.column.type.kind not in FORM_OF or placed.text == ID:
+    if placed.column.type.kind not in FORM_OF or placed.text in {ID, *_PROVIDED}:
         return placed
     typed = f"{placed.text}{_SUFFIX_OF[placed.form]}"
     if typed.lower() in used_names:

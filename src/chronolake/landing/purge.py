@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 #: Columns of a frame of purges.
 AT: Final = "at"
 # Columns that a purged record keeps, in addition to its key.
-_KEPT: Final = frozenset({*lake_fields.OF_THE_LAKE, OPERATION, UNMODIFIED, IS_MARK})
+_KEPT: Final = frozenset(
+    {*lake_fields.OF_THE_LAKE, lake_fields.DELETE_SOURCE, OPERATION, UNMODIFIED, IS_MARK}
+)
 _READ: Final = (
     f"{lake_fields.ID} string, {lake_fields.MODIFIED} timestamp, {lake_fields.PURGED} timestamp"
 )

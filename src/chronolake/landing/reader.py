@@ -203,6 +203,11 @@ class Landing:
                 name: f"IF({is_purge}, NULL, {value})" if self._is_erasable(name) else value
                 for name, value in data.items()
             }
+        provided = group.fields.get(lake_fields.DELETE_SOURCE)
+        if provided is not None and provided.name in data and IS_MARK in by_name:
+            # A file of our own has it beside deletions without data, too.
+            value = data[provided.name]
+            data[provided.name] = f"IF({system[PROVIDES_DATA]}, {value}, NULL)"
         identifier = group.fields.get(KEY.name)
         if identifier is not None and identifier.declared is None:
             data[KEY.name] = f"nullif(CAST({_cell(identifier)} AS STRING), '')"
