@@ -185,6 +185,8 @@ def _tables_status(
                 "quarantined": [vars(file) for file in Quarantine.from_json(quarantined).files],
                 "files_waiting": None if fresh.waiting is None else fresh.waiting.files,
                 "bytes_waiting": None if fresh.waiting is None else fresh.waiting.bytes,
+                "files_late": None if fresh.waiting is None else fresh.waiting.late,
+                "limits": [] if fresh.waiting is None else list(fresh.waiting.limits),
                 **_last_run(recent.get((pipeline, stream))),
                 "source_error": reason,
             }
@@ -210,17 +212,11 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
         reported = "  its source cannot be read: these are the tables and runs of the lake"
         console().print(Text.assemble((name, "bold"), (reported, "yellow")))
     for row in rows:
-        if row["error"]:
-            failed = (row["error"], "red")
-            hint = f"  {row['hint'] or ''}"
-            console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
-        for file in row["quarantined"]:
-            text = f"  left out {file['mark']}: {file['reason']}"
-            console().print(Text.assemble((row["table"], "bold"), (text, "yellow")))
-        if compared := row["compared"]:
-            age = _format_age((datetime.now(UTC) - compared["at"]).total_seconds())
-            text = f"  reconciled with its source {age}: {compared['deleted']:,} deleted"
-            console().print(Text.assemble((row["table"], "bold"), text))
+        _print_notes(row)
+    limits = {row["pipeline"]: row["limits"] for row in rows if row["limits"]}
+    for name, reasons in limits.items():
+        for reason in reasons:
+            console().print(Text.assemble((name, "bold"), (f"  {reason}", "yellow")))
     for name, lag in lags.items():
         text = (
             f"  {size(lag.behind_bytes)} of log to read; the source retains {size(lag.kept_bytes)}"
@@ -228,6 +224,29 @@ def _print_status(rows: list[dict[str, Any]], lags: dict[str, Lag]) -> None:
         console().print(Text.assemble((name, "bold"), text))
         if lag.warning is not None:
             console().print(Text(f"  {lag.warning}", style="yellow"))
+
+
+def _print_notes(row: dict[str, Any]) -> None:
+    """Print what is to be known of a table in addition to its line."""
+    from chronolake.formatting import format_count
+
+    if row["error"]:
+        failed = (row["error"], "red")
+        hint = f"  {row['hint'] or ''}"
+        console().print(Text.assemble((row["table"], "bold"), "  ", failed, hint))
+    for file in row["quarantined"]:
+        text = f"  left out {file['mark']}: {file['reason']}"
+        console().print(Text.assemble((row["table"], "bold"), (text, "yellow")))
+    if row["files_late"]:
+        text = (
+            f"  {format_count(row['files_late'], 'file')} appeared in hours that were already "
+            f"read: run `chronolake resync {row['pipeline']} --stream {row['stream']}`"
+        )
+        console().print(Text.assemble((row["table"], "bold"), (text, "yellow")))
+    if compared := row["compared"]:
+        age = _format_age((datetime.now(UTC) - compared["at"]).total_seconds())
+        text = f"  reconciled with its source {age}: {compared['deleted']:,} deleted"
+        console().print(Text.assemble((row["table"], "bold"), text))
 
 
 def _format_mode(row: dict[str, Any]) -> Text:
@@ -280,7 +299,7 @@ def _stream_status(position: StreamOffset, recent: LastRuns | None) -> dict[str,
     from chronolake.pipeline.freshness import waiting_in
 
     stream = position.stream
-    waiting = waiting_in(stream.folder, position.watermark)
+    waiting = waiting_in(stream.folder, position.applied)
     return {
         "pipeline": stream.pipeline,
         "stream": stream.name,
@@ -293,6 +312,8 @@ def _stream_status(position: StreamOffset, recent: LastRuns | None) -> dict[str,
         "quarantined": [vars(file) for file in position.quarantine.files],
         "files_waiting": waiting.files,
         "bytes_waiting": waiting.bytes,
+        "files_late": waiting.late,
+        "limits": list(waiting.limits),
         **_last_run(recent),
         "source_error": None,
     }

@@ -78,6 +78,7 @@ from chronolake.config.pipelines import (
     SqlServerMethod,
     SqlServerSource,
     StreamConfig,
+    VersionedDataLakeSource,
 )
 from chronolake.config.sections import (
     CatalogConfig,
@@ -154,6 +155,7 @@ __all__ = [
     "TargetConfig",
     "TrackHistory",
     "UpConfig",
+    "VersionedDataLakeSource",
     "WatchedFile",
     "WatchedProject",
     "engine_of_project",

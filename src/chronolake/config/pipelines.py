@@ -54,8 +54,9 @@ class DataLakeSource(Section):
     type: Literal["data_lake_v2"]
     path: str = Field(
         min_length=1,
-        description="The folder that contains `parquet/v2`, or s3://bucket/path, gs://bucket/path "
-        "or abfss://container@account.dfs.core.windows.net/path. A relative path is resolved "
+        description="The folder that contains `parquet/v2` (version 1: `parquet`), or "
+        "s3://bucket/path, gs://bucket/path or "
+        "abfss://container@account.dfs.core.windows.net/path. A relative path is resolved "
         "against the folder of chronolake.yml.",
     )
     storage: StorageConfig | None = Field(
@@ -76,6 +77,17 @@ class DataLakeSource(Section):
     @classmethod
     def _check_path(cls, path: str) -> str:
         return check_location(path)
+
+
+class VersionedDataLakeSource(DataLakeSource):
+    """A data lake of any version that another system writes."""
+
+    type: Literal["data_lake"]  # type: ignore[assignment] # another name, with one more setting
+    version: Literal[1, 2] = Field(
+        default=2,
+        description="2: Data Lake v2; 1: Data Lake v1 (History Stream), whose files are in "
+        "`day=YYYY-MM-DD/hr=HH`.",
+    )
 
 
 class PostgresMethod(StrEnum):
@@ -731,6 +743,7 @@ class PipelineConfig(Section):
 
     source: Annotated[
         DataLakeSource
+        | VersionedDataLakeSource
         | MysqlSource
         | PostgresSource
         | JdbcSource

@@ -1,12 +1,12 @@
 """Landing files (the raw lake): record versions in Parquet files, appended and never changed.
 
 Source: `seeds/data-lake-v2.txt`. Each file has one schema and contains rows of many versions in any
-order, with duplicates; file names only increase. `layout` finds the files, `field_types` interprets
-their columns and infers the type of each field, and `reader` returns their record versions
-(`chronolake.change_set`). `writer` lands versions in a raw lake of our own: `file_sequence`
-publishes the files, `file_schema` declares their columns in the footers, `control_records` stores
-events other than changes, and `purge` erases the values of purged records. `bad_file` reports files
-that cannot be read.
+order, with duplicates; file names only increase. `layout` finds the files (`hourly_layout` those of
+a Data Lake v1), `field_types` interprets their columns and infers the type of each field, and
+`reader` returns their record versions (`chronolake.change_set`). `writer` lands versions in a raw
+lake of our own: `file_sequence` publishes the files, `file_schema` declares their columns in the
+footers, `control_records` stores events other than changes, and `purge` erases the values of purged
+records. `bad_file` reports files that cannot be read.
 """
 
 from chronolake.landing.bad_file import (
@@ -44,6 +44,7 @@ from chronolake.landing.field_types import (
     wider,
 )
 from chronolake.landing.footers import landed_micros, rows_in
+from chronolake.landing.hourly_layout import HOURLY_LIMITS, HourlyFolder, folder_at
 from chronolake.landing.layout import (
     DataFile,
     Location,
@@ -57,6 +58,7 @@ from chronolake.landing.reader import Landing, columns_of, inspect_files, litera
 from chronolake.landing.writer import declare, land
 
 __all__ = [
+    "HOURLY_LIMITS",
     "QUARANTINED_PROPERTY",
     "Action",
     "BadFile",
@@ -66,6 +68,7 @@ __all__ = [
     "DataFile",
     "Field",
     "Form",
+    "HourlyFolder",
     "Landing",
     "Location",
     "Namings",
@@ -85,6 +88,7 @@ __all__ = [
     "erase",
     "expect_column",
     "files_up_to",
+    "folder_at",
     "identifier",
     "inspect_files",
     "keyed_hashes",

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 import orjson
 
 from chronolake.errors import BadFileError, ChronolakeError, IncompleteRowsError
+from chronolake.landing.layout import rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +27,7 @@ _CAUSE: Final = re.compile(r"^\s*Caused by: [\w.$]*?(\w+)(?:: ([^\n]*))?$", re.M
 # Failures that can be fixed without another file: the file itself is not bad.
 _LOST: Final = re.compile(r"FILE_NOT_EXIST|Permission denied|Input/output error|AccessControl")
 _RESTORE: Final = (
-    "Restore the file. A source of type data_lake_v2 skips such files if it has `on_bad_file: "
+    "Restore the file. A source of type data_lake skips such files if it has `on_bad_file: "
     "quarantine`."
 )
 
@@ -77,7 +78,7 @@ class Quarantine:
     def with_files(self, files: Iterable[BadFile]) -> Self:
         """Return a copy with more files; existing files keep their first reason."""
         by_mark = {file.mark: file for file in (*files, *self.files)}
-        return type(self)(tuple(by_mark[mark] for mark in sorted(by_mark, key=_rank)))
+        return type(self)(tuple(by_mark[mark] for mark in sorted(by_mark, key=rank_of)))
 
     def without(self, files: Iterable[DataFile]) -> Self:
         """Return a copy without files that could be read after all."""
@@ -88,11 +89,6 @@ class Quarantine:
         """Return the files that are not in quarantine."""
         marks = self.marks
         return [file for file in files if file.mark not in marks]
-
-
-def _rank(mark: str) -> tuple[int, str]:
-    name = mark.rpartition("/")[2]
-    return len(name), name
 
 
 def bad_file_error(files: Sequence[DataFile], bad: Sequence[BadFile]) -> BadFileError:
@@ -121,7 +117,7 @@ def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadF
         return [
             BadFile(file.mark, "Rows lack their key, modification time or sequence.")
             for file in files
-            if file.path.name in set(failure.files)
+            if {file.path.name, file.mark} & set(failure.files)
         ]
     by_path = {str(file.path): file for file in files}
     text = _text_of(failure)

@@ -151,6 +151,10 @@ MODIFIED: Final = "source__modified"
 SEQUENCE: Final = "grax__idseq"
 DELETED: Final = "grax__deleted"
 PURGED: Final = "grax__purged"
+#: When a row was added to a Data Lake v1, which has no modification time and no sequence.
+ADDED: Final = "grax__added"
+#: Salesforce's time of a record's modification, in a Data Lake v1.
+SYSTEM_MODIFIED: Final = "SystemModstamp"
 #: Who deleted a record: `grax` for archives, `source` for deletions in the source.
 DELETE_SOURCE: Final = "grax__deletesource"
 #: The identifier of the record from which a record was restored.
@@ -163,6 +167,9 @@ GUARANTEED: Final = (ID, MODIFIED, SEQUENCE)
 _TIMES: Final = (MODIFIED, DELETED, PURGED)
 #: Columns that are not fields of the record.
 OF_THE_LAKE: Final = (*GUARANTEED, DELETED, PURGED)
+#: The same in a Data Lake v1.
+HOURLY_GUARANTEED: Final = (ID,)
+_OF_HOURLY_LAKE: Final = (*OF_THE_LAKE, ADDED)
 
 SUFFIXES: Final = {
     "_b": Form.BOOLEAN,
@@ -363,14 +370,21 @@ def _changes(kind: pa.DataType) -> bool:
     return _convert_parts(kind, "{}", 0) != "{}"
 
 
-def fields_of(columns: Mapping[str, Physical]) -> Fields:
-    """Return the fields of a file by its columns, including those of the lake itself."""
+def fields_of(columns: Mapping[str, Physical], *, has_typed: bool = True) -> Fields:
+    """Return the fields of a file by its columns, including those of the lake itself.
+
+    Args:
+        columns: the file's columns.
+        has_typed: whether columns such as `X_b` contain typed values of other fields; not in a
+            Data Lake v1.
+    """
     found: Fields = {}
     # Shorter names first: a typed column belongs to a field that is already known.
     for name in sorted(columns, key=lambda column: (len(column), column)):
         stem = _stem_of(name, columns[name])
         is_typed = (
-            stem in found
+            has_typed
+            and stem in found
             and found[stem].name == stem
             and found[stem].form is Form.TEXT
             and stem not in OF_THE_LAKE
@@ -449,9 +463,14 @@ def by_field(fields: Fields) -> dict[str, dict[Form, Field]]:
     return found
 
 
-def is_field(name: str) -> bool:
-    """Return whether a column is a field of the record, as opposed to one of the lake itself."""
-    return name not in OF_THE_LAKE
+def is_field(name: str, *, is_hourly: bool = False) -> bool:
+    """Return whether a column is a field of the record, as opposed to one of the lake itself.
+
+    Args:
+        name: the column.
+        is_hourly: whether the file is of a Data Lake v1.
+    """
+    return name not in (_OF_HOURLY_LAKE if is_hourly else OF_THE_LAKE)
 
 
 def is_time(name: str) -> bool:

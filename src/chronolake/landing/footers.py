@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from chronolake.errors import ObjectStoreError, SourceError
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.bad_file import BadFile, bad_file_error
-from chronolake.landing.field_types import GUARANTEED, fields_of
+from chronolake.landing.field_types import GUARANTEED, HOURLY_GUARANTEED, fields_of
 from chronolake.landing.file_schema import (
     DECLARATION,
     Declaration,
@@ -29,7 +29,7 @@ from chronolake.landing.file_schema import (
     from_json,
     with_names,
 )
-from chronolake.landing.layout import open_file
+from chronolake.landing.layout import HourlyFile, open_file
 from chronolake.object_store import BucketPath
 from chronolake.parquet_footer import flaw_in
 
@@ -100,6 +100,7 @@ class Footers:
         columns: their statistics, by column.
         declaration: the declaration in files of our own; empty for files of other writers.
         each_once: the name under which they declare to contain each record at most once, or None.
+        is_hourly: whether they are of a Data Lake v1.
     """
 
     fields: Fields
@@ -109,6 +110,7 @@ class Footers:
     declaration: Declaration = ()
     each_once: str | None = None
     unread: frozenset[str] = frozenset()
+    is_hourly: bool = False
 
 
 def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Namings) -> list[Footers]:
@@ -148,7 +150,8 @@ def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Naming
         declaration = _declaration(schema, first)
         if not (count or declaration):
             continue
-        if flaw := _flaw_in(schema, columns, count):
+        is_hourly = isinstance(first, HourlyFile)
+        if flaw := _flaw_in(schema, columns, count, is_hourly=is_hourly):
             column, reason = flaw
             bad += [BadFile(files[number].mark, reason, column) for number in numbers]
             continue
@@ -157,7 +160,7 @@ def read_footers(spark: SparkSession, files: Sequence[DataFile], namings: Naming
         declaration = with_names(declaration, names)
         once = _each_once(schema)
         unread = frozenset(schema.names) - fields.keys()
-        read.append(Footers(fields, numbers, count, columns, declaration, once, unread))
+        read.append(Footers(fields, numbers, count, columns, declaration, once, unread, is_hourly))
     if bad:
         places = {file.mark: number for number, file in enumerate(files)}
         raise bad_file_error(files, sorted(bad, key=lambda file: places[file.mark]))
@@ -331,27 +334,31 @@ def _declaration(schema: pa.Schema, file: DataFile) -> Declaration:
 
 
 def _flaw_in(
-    schema: pa.Schema, columns: Mapping[str, ColumnStatistics], rows: int
+    schema: pa.Schema, columns: Mapping[str, ColumnStatistics], rows: int, *, is_hourly: bool
 ) -> tuple[str, str] | None:
     """Return a column, and the reason why files with it cannot be read; None if they can."""
     present = Counter(schema.names)
     for name, count in present.items():
         if count > 1:
             return name, f"The file has {count} columns with the name {name}."
-    for name in GUARANTEED:
+    for name in HOURLY_GUARANTEED if is_hourly else GUARANTEED:
         if name not in present:
             return name, f"The file lacks the column {name}, which every data lake file must have."
         field = schema.field(name)
-        if rows and not _is_readable(field) and _is_void(field, columns):
+        is_readable = _is_readable(field, is_hourly=is_hourly)
+        if rows and not is_readable and _is_void(field, columns):
             return name, f"The column {name} has no values, which every row must have."
     for field in schema:
-        if not (_is_readable(field) or _is_void(field, columns)):
+        if not (_is_readable(field, is_hourly=is_hourly) or _is_void(field, columns)):
             return field.name, f"Columns of the Parquet type {field.type} are not supported."
     return None
 
 
-def _is_readable(field: pa.Field) -> bool:
-    is_wanted = pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
+def _is_readable(field: pa.Field, *, is_hourly: bool) -> bool:
+    # The document does not define the types of a Data Lake v1: times may be texts.
+    is_wanted = (
+        is_hourly or pa.types.is_timestamp(field.type) or not lake_fields.is_time(field.name)
+    )
     return is_wanted and lake_fields.physical(field.type).ddl is not None
 
 
@@ -367,11 +374,14 @@ def _fields(
     names: Mapping[str, str],
     file: DataFile,
 ) -> Fields:
+    is_hourly = isinstance(file, HourlyFile)
     physical = {
-        field.name: lake_fields.physical(field.type) for field in schema if _is_readable(field)
+        field.name: lake_fields.physical(field.type)
+        for field in schema
+        if _is_readable(field, is_hourly=is_hourly)
     }
     if not declaration:
-        return _rename_fields(fields_of(physical), names, file)
+        return _rename_fields(fields_of(physical, has_typed=not is_hourly), names, file)
     return fields_declared(declaration, physical, names)
 
 

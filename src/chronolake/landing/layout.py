@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, Self, TypeAlias
@@ -36,6 +37,8 @@ _ORG: Final = "org="
 _OBJECT: Final = "object="
 _BATCH: Final = re.compile(r"batch=([0-9a-zA-Z]+)")
 _FILE: Final = re.compile(r"data-([0-9a-zA-Z]+)\.parquet")
+#: The path of a file of a Data Lake v1 below its object's folder; staged files begin with `_`.
+_HOURLY: Final = re.compile(r"day=([0-9]{4}-[0-9]{2}-[0-9]{2})/hr=([0-9]{2})/[^/._][^/]*\.parquet")
 _CONTROL: Final = re.compile(r"control-([0-9a-zA-Z]+)\.json")
 #: Lengths of a batch's and a file's name until the year 2527, in all known lakes. Among names of
 #: equal length, a bucket's order is theirs.
@@ -79,6 +82,30 @@ class DataFile:
         return rank(self.name)
 
 
+class HourlyFile(DataFile):
+    """A file of a Data Lake v1 (`hourly_layout`).
+
+    `batch` is the path of its hour's folder below the object's folder, and `name` its whole name.
+    """
+
+    @property
+    def mark(self) -> str:
+        """Return the file as a watermark: its path below the object's folder."""
+        return f"{self.batch}/{self.name}"
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Return a key that orders files by hour, then by name."""
+        return rank_of(self.mark)
+
+    @property
+    def hour(self) -> datetime:
+        """Return the begin of its hour."""
+        hour = parse_hourly_path(self.mark)
+        assert hour is not None  # noqa: S101 - only such files are listed
+        return hour
+
+
 @dataclass(frozen=True)
 class ControlFile:
     """A control record (`control_records`) of our own raw lake.
@@ -97,6 +124,35 @@ def rank(name: str) -> tuple[int, str]:
     return len(name), name
 
 
+def rank_of(mark: str) -> tuple[int, str]:
+    """Return a key that orders watermarks of one lake like its files (`DataFile.rank`).
+
+    Raises:
+        SourceError: `mark` is not a valid watermark.
+    """
+    # Days and hours have a fixed width.
+    is_hourly = parse_hourly_path(mark) is not None
+    return (0, mark) if is_hourly else rank(parse_data_file_name(mark)[1])
+
+
+def parse_hourly_path(path: str) -> datetime | None:
+    """Return the hour of a file of a Data Lake v1 from its path below its object's folder.
+
+    Returns:
+        The begin of the hour; None for other paths.
+    """
+    matched = _HOURLY.fullmatch(path)
+    try:
+        return (
+            None
+            if matched is None
+            else datetime.fromisoformat(f"{matched[1]}T{matched[2]}:00").replace(tzinfo=UTC)
+        )
+    except ValueError:
+        # Not a date, or not an hour.
+        return None
+
+
 def files_up_to(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
     """Return an object's files up to and including a watermark; empty without a watermark.
 
@@ -105,8 +161,8 @@ def files_up_to(files: Sequence[DataFile], mark: str | None) -> list[DataFile]:
     """
     if mark is None:
         return []
-    _, name = parse_data_file_name(mark)
-    return [file for file in files if file.rank <= rank(name)]
+    last = rank_of(mark)
+    return [file for file in files if file.rank <= last]
 
 
 @dataclass(frozen=True)
@@ -126,10 +182,20 @@ class ObjectFolder:
             return None
         return cls(path.parents[3], org.removeprefix(_ORG), name.removeprefix(_OBJECT))
 
+    @classmethod
+    def organization(cls, root: Location, org: str) -> Location:
+        """Return the folder of an organisation."""
+        return root.joinpath(*_ROOT, f"{_ORG}{org}")
+
     @property
     def path(self) -> Location:
         """Return the folder with the object's batches."""
-        return self.root.joinpath(*_ROOT, f"{_ORG}{self.org}", f"{_OBJECT}{self.name}")
+        return self.organization(self.root, self.org) / f"{_OBJECT}{self.name}"
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """Return what the files cannot guarantee, beyond what every source does not."""
+        return ()
 
     @property
     def is_in_bucket(self) -> bool:
@@ -173,7 +239,7 @@ class ObjectFolder:
         if isinstance(self.path, BucketPath):
             return _files_in_bucket(self.path, after)
         found = [
-            DataFile(batch, name, path, _size_of(path))
+            DataFile(batch, name, path, size_of(path))
             for batch, name, path in self._match_files(_FILE, after)
         ]
         return sorted(found, key=lambda file: file.rank)
@@ -256,7 +322,7 @@ class ObjectFolder:
                 # Every control record of a bucket has a data file of its name (`bucket_sequence`).
                 found = _greatest_in_bucket(folder)
             else:
-                listed = _list_folder(folder)
+                listed = list_folder(folder)
                 names = [name for form in forms for name, _ in _match_names(form, listed)]
                 found = max(names, key=rank, default=None)
             if found is not None:
@@ -272,27 +338,32 @@ class ObjectFolder:
             if since is not None and rank(batch) < rank(since[0]):
                 continue
             assert isinstance(folder, Path)  # noqa: S101 - buckets are listed in one request
-            for name, path in _match_names(form, _list_folder(folder)):
+            for name, path in _match_names(form, list_folder(folder)):
                 if since is None or rank(name) > rank(since[1]):
                     yield batch, name, path
 
     def _batches(self) -> Iterator[tuple[str, Location]]:
-        for folder in _list_folders(self.path):
+        for folder in list_folders(self.path):
             if matched := _BATCH.fullmatch(folder.name):
                 yield matched[1], folder
 
 
-def objects_of(root: Location, org: str) -> list[str]:
+def objects_of(root: Location, org: str, layout: type[ObjectFolder] = ObjectFolder) -> list[str]:
     """Return the objects for which an organisation has files, sorted.
+
+    Args:
+        root: the folder of the data lake.
+        org: the organisation.
+        layout: the layout of its objects.
 
     Raises:
         SourceError: the organisation does not exist in the folder.
     """
-    folder = root.joinpath(*_ROOT, f"{_ORG}{org}")
-    places = _list_folders(folder)
+    folder = layout.organization(root, org)
+    places = list_folders(folder)
     if not places and not (isinstance(folder, Path) and folder.is_dir()):
         raise SourceError(
-            f"{root} does not contain {'/'.join([*_ROOT, f'{_ORG}{org}'])}.",
+            f"{root} does not contain {str(folder).removeprefix(str(root)).strip('/')}.",
             hint="Check `path` and `org` of the source in chronolake.yml.",
         )
     names = (place.name for place in places)
@@ -346,7 +417,12 @@ def _match_names(form: re.Pattern[str], paths: Iterable[Path]) -> Iterator[tuple
             yield matched[1], path
 
 
-def _size_of(path: Path) -> int:
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
     try:
         return path.stat().st_size
     except OSError as failure:
@@ -357,14 +433,19 @@ def _size_of(path: Path) -> int:
         ) from failure
 
 
-def _list_folders(folder: Location) -> Sequence[Location]:
+def list_folders(folder: Location) -> Sequence[Location]:
     """Return the folders in a folder, perhaps with files; empty if it does not exist."""
     if isinstance(folder, BucketPath):
         return folder.folders()
-    return _list_folder(folder) if folder.is_dir() else []
+    return list_folder(folder) if folder.is_dir() else []
 
 
-def _list_folder(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
+    """Return the entries of a folder, in any order.
+
+    Raises:
+        SourceError: the folder cannot be read.
+    """
     try:
         return list(folder.iterdir())
     except OSError as failure:

@@ -45,6 +45,7 @@ from chronolake.landing.field_types import (
 )
 from chronolake.landing.file_schema import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.landing.footers import ColumnStatistics, Footers, read_footers
+from chronolake.landing.layout import HourlyFile
 from chronolake.object_store import BucketPath
 from chronolake.types import Column, ColumnType, Kind, literal, quote
 
@@ -63,11 +64,16 @@ KEY: Final = Column(lake_fields.ID, ColumnType(Kind.STRING), primary_key=True)
 SOURCE_TIME: Final = Column(lake_fields.MODIFIED, ColumnType(Kind.UTC_DATETIME))
 
 _NO_RULES: Final = ColumnRules()
+#: Lengths of the parts of a sequence in a Data Lake v1: microseconds, and digits of a hash.
+_MICROS_DIGITS: Final = 18
+_FILE_DIGITS: Final = 16
 #: Any type but text.
 _NO_TEXT: Final = ColumnType(Kind.LONG)
 
 #: The location of a row in Spark's file metadata.
 _PLACE: Final = {LANDED_FILE: "file_name", LANDED_ROW: "row_index"}
+#: The URI of a row's file, in files of a Data Lake v1.
+_PATH: Final = f"{RESERVED}path"
 #: Prefix of fields of the lake's writer, about a version.
 _PROVIDED_BY_VERSION: Final = "grax__"
 
@@ -184,15 +190,8 @@ class Landing:
 
     def _versions_of(self, group: Group, columns: Sequence[Column]) -> DataFrame:
         by_name = by_field(group.fields)
-        system = {
-            MODIFIED: _time(by_name, lake_fields.MODIFIED),
-            SEQUENCE: f"nullif(CAST({quote(lake_fields.SEQUENCE)} AS STRING), '')",
-            DELETED_AT: _time(by_name, lake_fields.DELETED),
-            PURGED_AT: _time(by_name, lake_fields.PURGED),
-            PROVIDES_DATA: _has_data(by_name),
-            OMITTED: _omitted_fields(by_name),
-            **{name: name for name in _PLACE},
-        }
+        is_hourly = isinstance(self.files[0], HourlyFile)
+        system = _hourly_facts(group.fields) if is_hourly else _facts(by_name)
         data = {
             column.name: _value(by_name.get(column.name, {}), column.type) for column in columns
         } | self._masked(columns)
@@ -217,7 +216,8 @@ class Landing:
         rows = _read(self.spark, self.files, group)
         # A field with this name hides Spark's own column; `metadataColumn` still finds it.
         place = rows.metadataColumn("_metadata")
-        reported = {name: place[part].alias(name) for name, part in _PLACE.items()}
+        parts = _PLACE | ({_PATH: "file_path"} if is_hourly else {})
+        reported = {name: place[part].alias(name) for name, part in parts.items()}
         return select(rows.select("*", *reported.values()), chosen)
 
     def _is_erasable(self, name: str) -> bool:
@@ -302,7 +302,7 @@ def types_in_footer(footer: Footers) -> tuple[TypesByField, set[str]]:
     observed: TypesByField = {}
     unknown: set[str] = set()
     for name, forms in by_field(footer.fields).items():
-        if not is_field(name):
+        if not is_field(name, is_hourly=footer.is_hourly):
             continue
         known = {form: _statistics_of(footer, field) for form, field in forms.items()}
         typed = [known[form] for form in forms if form is not Form.TEXT]
@@ -430,6 +430,63 @@ def _declared_value(forms: Mapping[Form, Field], declared: ColumnType, kind: Col
     # For a column of another type, the text keeps the value's format: 5 does not become 5.0.
     value = text if kind.sql == "string" and kind != declared else typed
     return f"CAST({value} AS {kind.sql})"
+
+
+def _facts(by_name: Mapping[str, Mapping[Form, Field]]) -> dict[str, str]:
+    """Return SQL for the system columns of record versions, by their names."""
+    return {
+        MODIFIED: _time(by_name, lake_fields.MODIFIED),
+        SEQUENCE: f"nullif(CAST({quote(lake_fields.SEQUENCE)} AS STRING), '')",
+        DELETED_AT: _time(by_name, lake_fields.DELETED),
+        PURGED_AT: _time(by_name, lake_fields.PURGED),
+        PROVIDES_DATA: _has_data(by_name),
+        OMITTED: _omitted_fields(by_name),
+        **{name: name for name in _PLACE},
+    }
+
+
+def _hourly_facts(fields: Mapping[str, Field]) -> dict[str, str]:
+    """Return SQL for the system columns of versions in a Data Lake v1 (`docs/pipelines.md`).
+
+    The time of a version is the source's, or when the row was added, or the hour of its file. The
+    sequence orders rows by the time at which they were added, by hour and by file. Its parts have
+    fixed lengths, and no two files have equal ones, so it never depends on the order of reading.
+
+    Args:
+        fields: the fields by their columns in the files, whatever their names in the table.
+    """
+    mark = f"substring_index({_PATH}, '/', -3)"
+    day = f"substring({mark}, 5, 10)"
+    hour = f"substring({mark}, 19, 2)"
+    begin = f"unix_micros(to_timestamp(concat({day}, {hour}), 'yyyy-MM-ddHH'))"
+    added = f"coalesce({_instant(fields.get(lake_fields.ADDED))}, {begin})"
+    modified = _instant(fields.get(lake_fields.SYSTEM_MODIFIED))
+    purged = _instant(fields.get(lake_fields.PURGED))
+    file = f"substring(sha2(substring_index({_PATH}, '/', -1), 256), 1, {_FILE_DIGITS})"
+    since = f"lpad(CAST(greatest({added}, 0) AS STRING), {_MICROS_DIGITS}, '0')"
+    return {
+        MODIFIED: f"coalesce({modified}, {added})",
+        SEQUENCE: f"concat({since}, '-', {day}, '-', {hour}, '-', {file})",
+        DELETED_AT: _instant(fields.get(lake_fields.DELETED)),
+        PURGED_AT: purged,
+        PROVIDES_DATA: f"{purged} IS NULL",
+        OMITTED: "CAST(NULL AS ARRAY<STRING>)",
+        LANDED_FILE: mark,
+        LANDED_ROW: LANDED_ROW,
+    }
+
+
+def _instant(field: Field | None) -> str:
+    """Return SQL for the microseconds of a time that may be a text; null for other values."""
+    if field is None:
+        return "CAST(NULL AS BIGINT)"
+    cell = _cell(field)
+    if field.form is Form.TIMESTAMP:
+        return f"unix_micros({cell})"
+    # Salesforce writes offsets as +0000. A text without a date would be a time of today.
+    text = f"regexp_replace(CAST({cell} AS STRING), '([+-][0-9]{{2}})([0-9]{{2}})$', '$1:$2')"
+    time = f"unix_micros(try_cast({text} AS TIMESTAMP))"
+    return f"IF({text} RLIKE '^[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}', {time}, NULL)"
 
 
 def _time(by_name: Mapping[str, Mapping[Form, Field]], name: str) -> str:

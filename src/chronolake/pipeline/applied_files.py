@@ -18,7 +18,7 @@ from chronolake.pipeline.properties import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -45,11 +45,16 @@ class AppliedFiles:
     @classmethod
     def of(cls, table: IcebergTable) -> Self:
         """Return the applied files from a table's properties."""
-        watermark = table.property_of(WATERMARK_PROPERTY)
-        furthest = table.property_of(FURTHEST_PROPERTY) or watermark
-        stored = table.property_of(QUARANTINED_PROPERTY)
+        return cls.from_properties(table.property_of)
+
+    @classmethod
+    def from_properties(cls, property_of: Callable[[str], str | None]) -> Self:
+        """Return the applied files from a function that returns a table's property, or None."""
+        watermark = property_of(WATERMARK_PROPERTY)
+        furthest = property_of(FURTHEST_PROPERTY) or watermark
+        stored = property_of(QUARANTINED_PROPERTY)
         quarantine = None if stored is None else Quarantine.from_json(stored)
-        return cls(watermark, furthest, int(table.property_of(FILES_PROPERTY) or 0), quarantine)
+        return cls(watermark, furthest, int(property_of(FILES_PROPERTY) or 0), quarantine)
 
     @property
     def properties(self) -> dict[str, str]:
@@ -81,6 +86,18 @@ class AppliedFiles:
             files=self.files + new,
             quarantine=None if self.quarantine is None and not found.files else found,
         )
+
+    def count_missing(self, files: Sequence[DataFile]) -> int:
+        """Return the number of applied files that are missing in the lake.
+
+        It is negative if files appeared among those that had been applied before: later runs do not
+        apply them, only a rebuild or a re-sync does.
+
+        Args:
+            files: all files of the lake.
+        """
+        existing = (self.quarantine or Quarantine()).readable(files_up_to(files, self.furthest))
+        return self.files - len(existing)
 
     def move_watermark(self, watermark: str | None, files: Sequence[DataFile]) -> Self:
         """Return the applied files after moving the watermark.

@@ -6,11 +6,12 @@ files, without a connection to the source and without Spark.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from chronolake.errors import ObjectStoreError, SourceError
-from chronolake.landing import ObjectFolder, location_of
+from chronolake.landing import folder_at, location_of
+from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
     CAPTURE_METHOD_PROPERTY,
     LAKE_PROPERTY,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from chronolake.config import LakeConfig, StorageConfig
     from chronolake.inspect.catalog import CatalogTable
+    from chronolake.landing import ObjectFolder
     from chronolake.pipeline.run_history import LastRuns
     from chronolake.pipeline.runs import StreamRun, VerificationResult
     from chronolake.types import TableName
@@ -31,10 +33,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WaitingFiles:
-    """Number and size in bytes of files that have landed but were not applied yet."""
+    """Files that have landed but were not applied yet.
+
+    Attributes:
+        files: their number.
+        bytes: their size.
+        late: number of further files that runs skip, because they appeared among files that had
+            been applied before. Counted only where the format allows such files (Data Lake v1).
+        limits: what the files cannot guarantee (`ObjectFolder.limits`).
+    """
 
     files: int
     bytes: int
+    late: int = 0
+    limits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class StreamProperties:
         capture_method: how the stream captures changes (`source.protocol.CaptureMethod`), or None.
         folder: the folder of the files that the table is built from, or None.
         watermark: the last of these files that was applied, or None.
+        applied: the files that the table was built from.
     """
 
     name: TableName
@@ -54,13 +67,16 @@ class StreamProperties:
     capture_method: str | None = None
     folder: str | None = None
     watermark: str | None = None
+    applied: AppliedFiles = field(default_factory=AppliedFiles)
 
     @classmethod
     def of(cls, table: CatalogTable) -> Self:
         """Return the stream properties of a table."""
         properties = table.iceberg.properties
         names = (STREAM_PROPERTY, CAPTURE_METHOD_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
-        return cls(table.name, *(properties.get(name) for name in names))
+        stream, capture_method, folder, watermark = (properties.get(name) for name in names)
+        applied = AppliedFiles.from_properties(properties.get)
+        return cls(table.name, stream, capture_method, folder, watermark, applied)
 
 
 @dataclass(frozen=True)
@@ -116,14 +132,15 @@ def freshness(
     }
 
 
-def waiting_in(folder: ObjectFolder, watermark: str | None) -> WaitingFiles:
-    """Return the files after a watermark in a folder (`ObjectFolder.files`).
+def waiting_in(folder: ObjectFolder, applied: AppliedFiles) -> WaitingFiles:
+    """Return the files in a folder that a table does not contain (`ObjectFolder.files`).
 
     Raises:
         SourceError: the folder cannot be read.
     """
-    files = folder.files(after=watermark)
-    return WaitingFiles(len(files), sum(file.size for file in files))
+    files = folder.files(after=applied.watermark)
+    late = max(0, -applied.count_missing(folder.files())) if folder.limits else 0
+    return WaitingFiles(len(files), sum(file.size for file in files), late, folder.limits)
 
 
 def _freshness(
@@ -150,11 +167,11 @@ def _freshness(
 
 
 def _waiting_files(table: StreamProperties, storage: StorageConfig) -> WaitingFiles | None:
-    folder = None if table.folder is None else ObjectFolder.at(location_of(table.folder, storage))
+    folder = None if table.folder is None else folder_at(location_of(table.folder, storage))
     if folder is None or not (folder.is_in_bucket or folder.local_path.is_dir()):
         return None
     try:
-        return waiting_in(folder, table.watermark)
+        return waiting_in(folder, table.applied)
     except (SourceError, ObjectStoreError):
         # It was just removed, or the reader has no permission.
         return None

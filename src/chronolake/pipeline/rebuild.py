@@ -28,7 +28,6 @@ from chronolake.landing import (
     Quarantine,
     bad_file_error,
     bad_files_in,
-    files_up_to,
     inspect_files,
     merge_types,
 )
@@ -346,8 +345,7 @@ def _expect_all_there(stored: StoredTable, files: Sequence[DataFile]) -> None:
     if not stored.is_of_lake:
         return
     applied = stored.applied
-    existing = (applied.quarantine or Quarantine()).readable(files_up_to(files, applied.furthest))
-    missing = applied.files - len(existing)
+    missing = applied.count_missing(files)
     if missing > 0:
         raise SourceError(
             f"{missing:,} of the {applied.files:,} files that the table was built from are missing "

@@ -46,6 +46,7 @@ class StreamOffset:
         key: the columns that identify a record in the table.
         columns: all of its columns.
         numbers: numbers that identify renamed columns, by their names in the table.
+        applied: the files that the table was built from.
     """
 
     stream: Stream
@@ -57,6 +58,7 @@ class StreamOffset:
     key: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
+    applied: AppliedFiles = field(default_factory=AppliedFiles)
 
 
 def table_offsets(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffset]:
@@ -93,6 +95,7 @@ def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
             name: int(number)
             for number, name in orjson.loads(properties.get(NAMES_PROPERTY) or "{}").items()
         },
+        AppliedFiles.from_properties(properties.get),
     )
 
 

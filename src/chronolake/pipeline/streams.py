@@ -16,6 +16,7 @@ from chronolake.config import (
     PostgresSource,
     SchemaChanges,
     StreamConfig,
+    VersionedDataLakeSource,
     is_pattern,
 )
 from chronolake.errors import (
@@ -47,11 +48,14 @@ log = structlog.get_logger(__name__)
 #: The extras that types of sources need; the others need only the core.
 _EXTRAS: Final = {"postgres": "postgres", "mysql": "mysql", "declarative": "api"}
 _SNAPSHOTS: Final = "postgres snapshots"
+_HOURLY_LAKE: Final = "data lake v1"
 #: The module and class of each type of source: it is imported only if needed.
 _SOURCES: Final = {
     "airbyte": ("chronolake.source.connectors.airbyte", "AirbyteConnector"),
     "copies": ("chronolake.source.files.copies", "DatedCopies"),
+    "data_lake": ("chronolake.source.data_lake", "DataLake"),
     "data_lake_v2": ("chronolake.source.data_lake", "DataLake"),
+    _HOURLY_LAKE: ("chronolake.source.data_lake", "HourlyDataLake"),
     "declarative": ("chronolake.source.declarative.source", "DeclarativeApi"),
     "files": ("chronolake.source.files.records", "RecordFiles"),
     "fivetran": ("chronolake.source.connectors.fivetran", "FivetranProject"),
@@ -210,6 +214,8 @@ def build_source(project: Project, pipeline: str) -> Source:
     kind: str = config.type
     if isinstance(config, PostgresSource) and config.method is PostgresMethod.SNAPSHOT_DIFF:
         kind = _SNAPSHOTS
+    if isinstance(config, VersionedDataLakeSource) and config.version == 1:
+        kind = _HOURLY_LAKE
     module, name = _SOURCES[kind]
     made: Source = getattr(import_module(module), name)(project, pipeline, config)
     return made

@@ -1,23 +1,26 @@
-"""A Data Lake v2 as a source: files of another writer, applied where they are stored."""
+"""A Data Lake as a source: files of another writer, applied where they are stored."""
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from chronolake.config import OnBadFile
 from chronolake.errors import ConfigurationError
-from chronolake.landing import ObjectFolder, location_of, objects_of
+from chronolake.landing import HOURLY_LIMITS, HourlyFolder, ObjectFolder, location_of, objects_of
 from chronolake.location import scheme_of
-from chronolake.source.protocol import CaptureMethod, StreamDescriptor
+from chronolake.source.protocol import CaptureMethod, CheckResult, Level, StreamDescriptor
 from chronolake.stream_modes import StreamCapabilities
 from chronolake.types import EPSILON_MICROS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from chronolake.config import DataLakeSource, Project
     from chronolake.landing import Location
+    from chronolake.source.protocol import Offset
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class DataLake:
     project: Project
     pipeline: str
     config: DataLakeSource
+    _layout: ClassVar[type[ObjectFolder]] = ObjectFolder
 
     @property
     def _root(self) -> Location:
@@ -39,7 +43,7 @@ class DataLake:
         """Return the configured objects, or all objects if none are configured."""
         file = self.project.file
         root = self._root
-        existing = objects_of(root, self.config.org)
+        existing = objects_of(root, self.config.org, self._layout)
         configured = self.config.objects
         names = existing if configured is None else list(dict.fromkeys(configured))
         for name in names:
@@ -53,13 +57,29 @@ class DataLake:
                 )
         return [
             StreamDescriptor(
-                # Every version in a Data Lake v2 has a timestamp.
+                # Every version in a data lake has a timestamp.
                 StreamCapabilities(name, reports_changes=True),
                 # The backup that writes it polls its source from time to time.
                 capture_method=CaptureMethod.OBSERVED_CHANGES,
                 epsilon_micros=EPSILON_MICROS,
-                folder=ObjectFolder(root, self.config.org, name),
+                folder=self._layout(root, self.config.org, name),
                 quarantines=self.config.on_bad_file is OnBadFile.QUARANTINE,
             )
             for name in names
         ]
+
+
+@dataclass(frozen=True)
+class HourlyDataLake(DataLake):
+    """The objects of one organisation in a Data Lake v1."""
+
+    _layout: ClassVar[type[ObjectFolder]] = HourlyFolder
+
+    def check(
+        self,
+        *,
+        create: bool,  # noqa: ARG002 - nothing can be created in the lake of another writer
+        positions: Mapping[str, Offset] | None = None,  # noqa: ARG002 - its tables have them
+    ) -> list[CheckResult]:
+        """Return a warning for each guarantee that the format does not give."""
+        return [CheckResult("source", Level.WARNING, limit) for limit in HOURLY_LIMITS]
