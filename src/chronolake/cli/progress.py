@@ -158,13 +158,11 @@ class Progress:
             self._bars.remove_task(self._tasks.pop(stream.stream))
             self._landed.pop(stream.stream, None)
             self._screen.print(_format_outcome(stream))
+        elif stream is not None and event.kind is EventKind.SWITCHING:
+            words = f"  switching to {event.mode} mode; the sync is paused"
+            self._screen.print(Text.assemble((stream.table_name, "bold"), words))
         elif stream is not None and event.kind is EventKind.MAINTAINING:
-            description = f"{stream.table_name}, compacting files"
-            if self._maintenance_task is None:
-                self._maintenance_task = self._bars.add_task(
-                    description, total=None, rows=stream.rows
-                )
-            self._bars.update(self._maintenance_task, description=description, rows=stream.rows)
+            self._show_maintenance(stream)
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:
             if self._maintenance_task is not None:
                 self._bars.remove_task(self._maintenance_task)
@@ -172,19 +170,26 @@ class Progress:
             words = Text(event.status, style=_STYLES[event.status])
             self._screen.print(Text.assemble((event.pipeline, "bold"), "  ", words))
 
+    def _show_maintenance(self, stream: StreamRun) -> None:
+        description = f"{stream.table_name}, compacting files"
+        if self._maintenance_task is None:
+            self._maintenance_task = self._bars.add_task(description, total=None, rows=stream.rows)
+        self._bars.update(self._maintenance_task, description=description, rows=stream.rows)
+
 
 def _format_outcome(stream: StreamRun) -> Text:
     """Format the outcome of a stream on one line."""
     if stream.error is not None:
         words = f"  {stream.error} {stream.hint}" if stream.hint else f"  {stream.error}"
         return Text.assemble((stream.table_name, "bold"), "  ", ("failed", "bold red"), words)
-    if not stream.files:
+    if not stream.files and not stream.changed_modes:
         return Text.assemble((stream.table_name, "bold"), ("  nothing new", "dim"))
     return Text.assemble(
         (stream.table_name, "bold"),
         f"  {stream.files:,} files, {size(stream.bytes)}, {stream.rows:,} rows; "
         f"{stream.written:,} rows written",
         *(f"; {change['change']} column {change['column']}" for change in stream.changed_columns),
+        *(f"; switched to {change['to']} mode" for change in stream.changed_modes),
         (f"  {stream.seconds:.1f} s", "dim"),
     )
 
@@ -197,6 +202,8 @@ def _as_json(event: Event) -> dict[str, Any]:
     }
     if event.status is not None:
         content["status"] = event.status
+    if event.mode is not None:
+        content["mode"] = event.mode
     if event.stream is not None:
         content |= stream_json(event.stream)
     if event.kind is EventKind.LANDED:
@@ -229,5 +236,6 @@ def stream_json(stream: StreamRun) -> dict[str, Any]:
         "hint": stream.hint,
         "rows_read": stream.rows_read,
         "column_changes": stream.changed_columns,
+        "mode_changes": stream.changed_modes,
         "landed": landed,
     }

@@ -184,7 +184,7 @@ def unmerged_versions(spark: SparkSession, table: IcebergTable) -> DataFrame:
     start = own_start(VERSION, f"unix_micros({START})")
     branches = (
         f"SELECT * EXCEPT ({START}), timestamp_micros({start}) AS {START} "
-        f"FROM {CATALOG}.{table.name.sql}{branch} WHERE {START} IS NOT NULL"
+        f"FROM {table.sql}{branch} WHERE {START} IS NOT NULL"
         for branch in ("", f" VERSION AS OF '{HIDDEN}'")
     )
     return spark.sql(" UNION ALL ".join(branches))

@@ -19,7 +19,7 @@ from chronolake.iceberg.catalog import (
     spark_words,
 )
 from chronolake.iceberg.foreign_table import read_snapshot
-from chronolake.iceberg.pending import PendingTable
+from chronolake.iceberg.pending import PendingTable, frozen
 from chronolake.iceberg.rest import catalog_error
 from chronolake.iceberg.schema_update import metadata_with_columns, schema_of_replacement
 from chronolake.iceberg.store_files import store_options
@@ -37,6 +37,7 @@ __all__ = [
     "catalog_error",
     "columns_from_json",
     "columns_to_json",
+    "frozen",
     "hide_values",
     "java_class_of",
     "java_message_of",

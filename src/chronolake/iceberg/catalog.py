@@ -217,14 +217,21 @@ class IcebergTable:
         *,
         java: Any = None,
         stored: StoredMetadata | None = None,
+        frozen_as: str | None = None,
     ) -> None:
         self.catalog = catalog
         self.name = name
+        self._frozen_as = frozen_as
         self._stored = stored
         if java is not None:
             self.java = java
             # Loaded now: `current` may be another state later.
             self.metadata = self._operations.current()
+
+    @property
+    def sql(self) -> str:
+        """Return the name by which Spark reads the table; its current state, unless frozen."""
+        return self._frozen_as or f"{CATALOG}.{self.name.sql}"
 
     @cached_property
     def java(self) -> Any:

@@ -12,6 +12,7 @@ catalog, and pending tables are put into it.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -20,6 +21,8 @@ from chronolake.session import PENDING_CATALOG, active
 from chronolake.types import TableName, quote
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 _BEFORE: Final = "before"
@@ -50,6 +53,13 @@ class PendingTable:
     def after(self, branch: str) -> str:
         """Return the SQL name of a branch with the changes so far, which statements may change."""
         return self._sql(_AFTER, branch)
+
+    @property
+    def frozen(self) -> IcebergTable:
+        """Return the table without the changes, in a form whose `sql` names this state."""
+        sql = self.before(MAIN)
+        java = self._tables[_BEFORE]
+        return IcebergTable(self.table.catalog, self.table.name, java=java, frozen_as=sql)
 
     @property
     def name(self) -> TableName:
@@ -123,6 +133,20 @@ class PendingTable:
 
     def _identifier(self, version: str) -> Any:
         return self.table.catalog.identifier(self._name_of(version))
+
+
+@contextmanager
+def frozen(table: IcebergTable, spark: SparkSession) -> Iterator[IcebergTable]:
+    """Yield a table whose state does not change for the statements of a session in this block.
+
+    A plan reads the current state of a table each time that it is executed, and its columns may
+    have changed since: a switch of the table's mode does not wait for a long comparison.
+    """
+    pending = PendingTable(table, spark)
+    try:
+        yield pending.frozen
+    finally:
+        pending.close()
 
 
 def table_cache(spark: SparkSession) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +32,7 @@ from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import LEASE_PROPERTY
 from chronolake.pipeline.purge import erase_purged
 from chronolake.pipeline.rebuild import rebuild
+from chronolake.pipeline.runs import ModeChange
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
     accepted_types,
@@ -89,7 +91,7 @@ def apply(
     *,
     current: Callable[[Stream], Stream] = lambda stream: stream,
     step_bytes: int = STEP_BYTES,
-) -> Iterator[StepResult]:
+) -> Iterator[StepResult | ModeChange]:
     """Apply files to a stream's table, in steps that are published one by one.
 
     A table that does not match its configuration is rebuilt before the next step. If a step has
@@ -100,8 +102,12 @@ def apply(
         writer: the stream, and the lease of its pipeline.
         stored: its table, or None if it does not exist.
         files: the files that landed after the table's watermark, in the order of writing.
-        current: returns the stream with its current configuration; called before each step.
+        current: returns the stream with its current configuration; called at the beginning and
+            before each step.
         step_bytes: target size of the files of a step.
+
+    Yields:
+        The result of each step, and switches of the table's mode before a step.
 
     Raises:
         ConfigurationError: the current configuration is not valid for the stream.
@@ -111,14 +117,18 @@ def apply(
         CommitError: a step could not be published; the steps before it were.
         LakeError: the table was dropped meanwhile.
     """
-    again = files_up_to(files, _rebuild_if_outdated(writer, stored))
+    writer = replace(writer, stream=current(writer.stream))
+    if (switched := rebuild_if_outdated(writer, stored)) is not None:
+        yield switched
+    again = files_up_to(files, None if stored is None else stored.applied.furthest)
     done, has_table = 0, stored is not None
     for step in _steps(files, step_bytes, again=len(again)):
         wanted = current(writer.stream)
         if wanted != writer.stream:
             log.info("stream_reconfigured", table=str(wanted.table), mode=wanted.mode)
             writer = replace(writer, stream=wanted)
-            _rebuild_if_outdated(writer, writer.find())
+            if (switched := rebuild_if_outdated(writer, writer.find())) is not None:
+                yield switched
         applied = _apply_step(writer, _Step(tuple(step), has_table=has_table))
         if applied is None:
             left = files[done:]
@@ -305,11 +315,17 @@ def _write_step(stored: StoredTable, landed: Landing, columns: _Columns, step: _
     return write(writer, stream.table, landed, columns.observed, applied=applied)
 
 
-def _rebuild_if_outdated(writer: TableWriter, stored: StoredTable | None) -> str | None:
+def rebuild_if_outdated(writer: TableWriter, stored: StoredTable | None) -> ModeChange | None:
     """Rebuild a table that does not match its configuration or source, before any new data.
 
     Returns:
-        The last file that was ever applied to the table, or None.
+        The change of the table's mode, or None if it has its mode already.
+
+    Raises:
+        SourceError: files that the table was built from are missing or cannot be read.
+        TableExistsError: the table has another owner.
+        LeaseLostError: another process runs the pipeline.
+        CommitConflictError: another writer published meanwhile; the table is unchanged.
     """
     stream = writer.stream
     if stored is not None:
@@ -318,12 +334,17 @@ def _rebuild_if_outdated(writer: TableWriter, stored: StoredTable | None) -> str
     if stream.descriptor.is_ours:
         control = Control(ControlKind.KEPT, table_settings(stream))
         land_control(stream.folder, control, guard=writer.lease.expect_held)
-    furthest = None if stored is None else stored.applied.furthest
-    if stored is None or furthest is None:
+    if stored is None or stored.applied.furthest is None:
         return None
-    if stored.is_renamed or not stored.matches_configuration:
-        rebuild(writer.lake, stream, writer.lease)
-    return furthest
+    if stored.matches_configuration and not stored.is_renamed:
+        return None
+    before, began = describe_loaded(stored.table).mode, time.monotonic()
+    rebuilt = rebuild(writer.lake, stream, writer.lease)
+    if before is stream.mode:
+        return None
+    change = ModeChange(before, stream.mode, rebuilt.written, time.monotonic() - began)
+    log.info("mode_switched", table=str(stream.table), **change.as_json())
+    return change
 
 
 def _needs_rebuild(stored: StoredTable, columns: Sequence[Column]) -> bool:

@@ -35,7 +35,6 @@ from chronolake.landing import as_text
 from chronolake.landing.reader import SOURCE_TIME
 from chronolake.pipeline.properties import TRACK_HISTORY_PROPERTY
 from chronolake.pipeline.snapshot_diff import Sides
-from chronolake.session import CATALOG
 from chronolake.source.protocol import COPY, CopiesLanded, CopyRejected
 from chronolake.types import ACTIVE, END, START, quote
 
@@ -209,7 +208,7 @@ class _Comparison:
             stored = self.spark.range(0).selectExpr(*names)
             return select(stored, [*cells, f"{self.sides.new_values} AS {_RECORD}"])
         if self.table.property_of(TRACK_HISTORY_PROPERTY) is None:
-            stored = self.spark.table(f"{CATALOG}.{self.table.name.sql}")
+            stored = self.spark.table(self.table.sql)
         else:
             # A merged version only has the values of the last copy.
             stored = unmerged_versions(self.spark, self.table)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from chronolake.pipeline.runs import Run, Status, StreamRun
     from chronolake.pipeline.store import Store
+    from chronolake.types import Mode
 
 log = structlog.get_logger(__name__)
 
@@ -37,6 +38,8 @@ class EventKind(StrEnum):
     LANDED = "landed"
     COLUMNS_CHANGED = "columns-changed"
     PUBLISHED = "published"
+    SWITCHING = "switching"
+    SWITCHED = "switched"
     MAINTAINING = "maintaining"
     STREAM_ENDED = "stream-ended"
     RUN_ENDED = "run-ended"
@@ -57,6 +60,7 @@ class Event:
         streams: number of the pipeline's streams in the run.
         files: number of files that have landed in the raw lake, with `LANDED`.
         bytes: their size.
+        mode: the mode to which the stream's table is switched, with `SWITCHING` and `SWITCHED`.
     """
 
     kind: EventKind
@@ -69,6 +73,7 @@ class Event:
     streams: int = 0
     files: int = 0
     bytes: int = 0
+    mode: Mode | None = None
 
 
 class Report(AbstractContextManager["Report"]):

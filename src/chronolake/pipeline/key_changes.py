@@ -20,7 +20,6 @@ from chronolake.core.scd2_sql import time_in
 from chronolake.description import describe_loaded
 from chronolake.frames import group, select
 from chronolake.landing import as_type, wider
-from chronolake.session import CATALOG
 from chronolake.types import VERSION, Column, literal, quote
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def fill_omitted_values(
     given = _cast_columns(columns, both)
     links = _links(rows, [given[name] for name in key]).localCheckpoint()
     values = links.join(_values_in_batch(rows, links, omitted, both, given), _ROW, "left")
-    current = lake.spark.table(f"{CATALOG}.{table.name.sql}")
+    current = lake.spark.table(table.sql)
     values = values.join(_values_in_table(current, links, omitted, stored, both), _ROW, "left")
     values = select(
         values,

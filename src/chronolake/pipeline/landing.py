@@ -5,7 +5,8 @@ The loop over the batches is in `sync`, which also stores the offsets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -15,6 +16,7 @@ from chronolake.arrow_tasks import are_here, to_spark
 from chronolake.change_set import PROVIDES_DATA
 from chronolake.description import describe_loaded
 from chronolake.failpoints import reach
+from chronolake.iceberg import frozen
 from chronolake.landing import Control, ControlKind, declare, land, land_control, rows_in
 from chronolake.pipeline.copy_diff import diff_copies
 from chronolake.pipeline.key_changes import fill_omitted_values
@@ -99,6 +101,8 @@ class StreamLanding:
     lease: Lease
     full_refresh: bool
     watch: ColumnWatch
+    #: Tables with which the current batch is compared.
+    _frozen: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
 
     def land(self, batch: Landable) -> Iterator[TableDue | LandResult]:
         """Land a batch of the stream.
@@ -115,7 +119,10 @@ class StreamLanding:
             LeaseLostError: another process runs the pipeline; the batch has not landed, or will
                 land again.
         """
-        batch = self._prepare(batch)
+        with self._frozen:
+            yield from self._land_batch(self._prepare(batch))
+
+    def _land_batch(self, batch: Landable) -> Iterator[TableDue | LandResult]:
         rows_read: int | None
         if isinstance(batch, Reconciliation):
             files, position = yield from self._land_reconciliation(batch)
@@ -165,7 +172,7 @@ class StreamLanding:
         versions, columns = batch.versions, batch.columns
         if batch.has_followers:
             yield self._table_due
-            table = self.lake.catalog.load(self.stream.table)
+            table = self._freeze(self.lake.catalog.load(self.stream.table))
             versions, columns = fill_omitted_values(self.lake, versions, columns, table)
         if batch.is_undated or (batch.may_repeat and self._had_table):
             # It is compared with all data that has landed.
@@ -173,7 +180,8 @@ class StreamLanding:
             if self._change_nothing(versions, columns, is_complete=False):
                 return []
             known = self.lake.catalog.find(self.stream.table)
-            versions = drop_repeats(self.lake, to_spark(versions), columns, known)
+            compared = None if known is None else self._freeze(known)
+            versions = drop_repeats(self.lake, to_spark(versions), columns, compared)
         return self._land(versions, columns, each_once=batch.is_distinct)
 
     def _change_nothing(
@@ -187,6 +195,10 @@ class StreamLanding:
         return change_nothing(
             self.lake.config, self.stream.table, rows, columns, is_complete=is_complete
         )
+
+    def _freeze(self, table: IcebergTable) -> IcebergTable:
+        """Return a table whose state does not change while the batch is compared with it."""
+        return self._frozen.enter_context(frozen(table, self.lake.spark))
 
     @property
     def _table_due(self) -> TableDue:
@@ -211,8 +223,10 @@ class StreamLanding:
         is_plain = snapshot.present is None and not snapshot.texts and not self.full_refresh
         if is_plain and self._change_nothing(snapshot.rows, snapshot.columns, is_complete=True):
             return [], False
-        if table is not None and not snapshot.may_be_empty:
-            expect_empty(self.lake, table, snapshot.stream)
+        if table is not None:
+            table = self._freeze(table)
+            if not snapshot.may_be_empty:
+                expect_empty(self.lake, table, snapshot.stream)
         versions, columns = diff_snapshot(self.lake, snapshot, table)
         if table is not None and snapshot.again is not None and _has_deletions(versions):
             snapshot = keep_last_rows(self._read_again(snapshot))
@@ -240,7 +254,7 @@ class StreamLanding:
         if table is None:
             missed = self._land(reconciliation.versions, reconciliation.columns)
         else:
-            comparison = TableComparison(self.lake, reconciliation, table)
+            comparison = TableComparison(self.lake, reconciliation, self._freeze(table))
             comparison.expect_some()
             is_gone = not comparison.tombstones()[0].isEmpty()
             twice = self._read_again(reconciliation) if is_gone else reconciliation
@@ -248,7 +262,8 @@ class StreamLanding:
             reach("read.missed-landed")
             if missed:
                 yield self._table_due
-                comparison = replace(comparison, table=self.lake.catalog.load(self.stream.table))
+                table = self._freeze(self.lake.catalog.load(self.stream.table))
+                comparison = replace(comparison, table=table)
             returned = self._land(comparison.returned_records(), reconciliation.columns)
             # The versions landed above belong to existing records and do not add deleted ones.
             if is_gone:
@@ -282,6 +297,7 @@ class StreamLanding:
         elif table is None:
             return files, batch.position(CopiesLanded([0])), 0
         known = set() if table is None else describe_loaded(table).by_name.keys()
+        table = None if table is None else self._freeze(table)
         with diff_copies(self.lake.spark, batch, table) as differences:
             result = differences.result
             if isinstance(result, CopyRejected):

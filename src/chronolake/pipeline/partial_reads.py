@@ -16,9 +16,9 @@ from chronolake.change_set import RESERVED
 from chronolake.description import describe_loaded
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.frames import select
+from chronolake.iceberg import frozen
 from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import select_streams, source_of, streams_of
-from chronolake.session import CATALOG
 from chronolake.source.protocol import (
     CaughtUp,
     SelectiveSource,
@@ -297,17 +297,19 @@ class _RecordsOf(_Part):
                 value = f"try_cast({literal(text)} AS {column.type.sql})"
                 cells.append(f"{quote(column.name)} = {value}")
             conditions.append(f"({' AND '.join(cells)})")
-        known = lake.spark.table(f"{CATALOG}.{self.stream.table.sql}")
-        found = (
-            known.where(PRESENT[description.mode])
-            .where(" OR ".join(conditions))
-            .select([col(quote(names.get(name, name))).alias(name) for name in key])
-        )
-        texts = select(
-            found.join(select(rows, map(quote, key)), key, "left_anti").limit(_MOST_MISSING + 1),
-            (f"CAST({quote(name)} AS STRING) AS {quote(name)}" for name in key),
-        )
-        missing = [row.asDict() for row in texts.collect()]
+        with frozen(table, lake.spark) as known:
+            found = (
+                lake.spark.table(known.sql)
+                .where(PRESENT[description.mode])
+                .where(" OR ".join(conditions))
+                .select([col(quote(names.get(name, name))).alias(name) for name in key])
+            )
+            missed = found.join(select(rows, map(quote, key)), key, "left_anti")
+            texts = select(
+                missed.limit(_MOST_MISSING + 1),
+                (f"CAST({quote(name)} AS STRING) AS {quote(name)}" for name in key),
+            )
+            missing = [row.asDict() for row in texts.collect()]
         if len(missing) > _MOST_MISSING:
             raise SourceError(
                 f"The source lacks more than {_MOST_MISSING:,} records of this slice. Nothing was "

@@ -19,7 +19,6 @@ from chronolake.errors import SourceError
 from chronolake.frames import select
 from chronolake.landing import as_type
 from chronolake.pipeline.snapshot_diff import PRESENT, Sides
-from chronolake.session import CATALOG
 from chronolake.types import VERSION, literal, quote
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def expect_empty(lake: Lake, table: IcebergTable, stream: str) -> None:
         SourceError: the table has records.
     """
     present = PRESENT[describe_loaded(table).mode]
-    if not lake.spark.table(f"{CATALOG}.{table.name.sql}").where(present).isEmpty():
+    if not lake.spark.table(table.sql).where(present).isEmpty():
         raise _emptied_error(stream, table)
 
 
@@ -175,7 +174,7 @@ class TableComparison:
         keys = zip(_numbered_names(_OURS, self._key), self._key, strict=True)
         stored = {name: sides.by_name[column.name] for name, column in keys}
         return (
-            self.lake.spark.table(f"{CATALOG}.{self.table.name.sql}")
+            self.lake.spark.table(self.table.sql)
             .where(PRESENT[self._description.mode])
             .selectExpr(
                 f"{sides.old_values} AS {_OLD_VALUES}",

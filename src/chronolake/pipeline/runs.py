@@ -17,6 +17,8 @@ from chronolake.masking import mask
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from chronolake.types import Mode
+
 
 class Status(StrEnum):
     """The outcome of a run or of one of its streams."""
@@ -40,6 +42,31 @@ class Stage(StrEnum):
     LANDING = "landing"
     #: Landed files are applied to the table.
     APPLYING = "applying"
+
+
+@dataclass(frozen=True)
+class ModeChange:
+    """A switch of a table to another mode.
+
+    Attributes:
+        before, after: its modes.
+        rows: number of its rows afterwards (of a history table: versions).
+        seconds: duration.
+    """
+
+    before: Mode
+    after: Mode
+    rows: int
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change as JSON types."""
+        return {
+            "from": self.before.value,
+            "to": self.after.value,
+            "rows": self.rows,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 @dataclass(frozen=True)
@@ -100,6 +127,7 @@ class StreamRun:
         applying_seconds: duration of applying files, or None.
         column_changes: changes of the source's columns (`schema_changes.ColumnChange`), a JSON
             list, or None.
+        mode_changes: switches of the table's mode (`ModeChange`), a JSON list, or None.
     """
 
     run: str
@@ -127,6 +155,20 @@ class StreamRun:
     landing_seconds: float | None = None
     applying_seconds: float | None = None
     column_changes: str | None = None
+    mode_changes: str | None = None
+
+    @property
+    def changed_modes(self) -> list[dict[str, Any]]:
+        """Return the switches of the table's mode, as JSON types."""
+        if self.mode_changes is None:
+            return []
+        changes: list[dict[str, Any]] = exact_json.loads(self.mode_changes.encode())
+        return changes
+
+    def with_mode_change(self, change: ModeChange) -> StreamRun:
+        """Return the stream after another switch of its table's mode."""
+        every = [*self.changed_modes, change.as_json()]
+        return replace(self, mode_changes=exact_json.dumps(every).decode())
 
     @property
     def changed_columns(self) -> list[dict[str, Any]]:

@@ -26,7 +26,6 @@ from chronolake.core.row_hash import hash_of, hashed_columns
 from chronolake.description import describe_loaded
 from chronolake.frames import select
 from chronolake.landing import as_type, wider
-from chronolake.session import CATALOG
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -244,7 +243,7 @@ def diff_snapshot(
         ],
     )
     before = (
-        lake.spark.table(f"{CATALOG}.{table.name.sql}")
+        lake.spark.table(table.sql)
         .where(PRESENT[description.mode])
         .selectExpr(
             f"{old_values} AS {_OLD_VALUES}",
@@ -426,7 +425,7 @@ def drop_repeats(
         return select(given.where(is_new), [*cells, *facts])
 
     stored = [f"{_STORED_KEY}{number}" for number in range(len(key))]
-    present = lake.spark.table(f"{CATALOG}.{table.name.sql}").where(PRESENT[description.mode])
+    present = lake.spark.table(table.sql).where(PRESENT[description.mode])
     for condition in _bounds(versions, key, sides):
         present = present.where(condition)
     present = present.selectExpr(

@@ -80,6 +80,7 @@ STREAM_RUNS: Final = sql.Table(
     sql.Column("landing_seconds", sql.Float),
     sql.Column("applying_seconds", sql.Float),
     sql.Column("column_changes", sql.Text),
+    sql.Column("mode_changes", sql.Text),
 )
 #: Sums over all ended runs; the runs themselves are removed after some time.
 STREAM_TOTALS: Final = sql.Table(
@@ -107,6 +108,21 @@ LEASES: Final = sql.Table(
     sql.Column("token", sql.BigInteger, nullable=False),
     sql.Column("holder", sql.String, nullable=False),
     sql.Column("expires", sql.Float, nullable=False),
+)
+#: The last request to switch each table of a pipeline (`switch_requests`).
+MODE_REQUESTS: Final = sql.Table(
+    "chronolake_mode_requests",
+    _metadata,
+    sql.Column("pipeline", sql.String, primary_key=True),
+    sql.Column("stream", sql.String, primary_key=True),
+    sql.Column("id", sql.String, nullable=False),
+    sql.Column("mode", sql.String, nullable=False),
+    sql.Column("requester", sql.String, nullable=False),
+    sql.Column("requested", sql.String, nullable=False),
+    sql.Column("state", sql.String, nullable=False),
+    sql.Column("holder", sql.String),
+    sql.Column("error", sql.Text),
+    sql.Column("hint", sql.Text),
 )
 CHECKPOINTS: Final = sql.Table(
     "chronolake_checkpoints",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import structlog
 
-from chronolake.cancellation import raise_if_cancelled
+from chronolake.cancellation import acquire, raise_if_cancelled
 from chronolake.core import maintain, plan_table
 from chronolake.errors import ChronolakeError, LakeError, LeaseLostError, SourceError
 from chronolake.iceberg import catalog_error, hide_values, jvm_ended, spark_words
 from chronolake.pipeline.applied_files import AppliedFiles
-from chronolake.pipeline.apply import apply
+from chronolake.pipeline.apply import apply, rebuild_if_outdated
 from chronolake.pipeline.events import EventKind
 from chronolake.pipeline.rebuild import rebuild
-from chronolake.pipeline.runs import Stage, Status, StreamRun, encode_states
+from chronolake.pipeline.runs import ModeChange, Stage, Status, StreamRun, encode_states
 from chronolake.pipeline.streams import with_current_configuration
-from chronolake.pipeline.table_writer import TableWriter, watermark_of
+from chronolake.pipeline.table_writer import StoredTable, TableWriter, watermark_of
 from chronolake.source.protocol import ChangeSource
 from chronolake.storage import storage_error
+from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.schema_changes import ColumnChange
     from chronolake.pipeline.streams import Stream
-    from chronolake.pipeline.table_writer import StoredTable
     from chronolake.source.protocol import Offset, ReadProgress, Source
 
 log = structlog.get_logger(__name__)
@@ -45,9 +46,18 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run: source, current configuration, bytes per step, full refresh."""
+    """The settings of a run.
+
+    Attributes:
+        source: the source.
+        initial: the configuration with which the run began.
+        project: returns the current configuration.
+        bytes: target size of the files that are applied and published together.
+        full_refresh: whether all data of the source is read again.
+    """
 
     source: Source
+    initial: Project
     project: Callable[[], Project]
     bytes: int
     full_refresh: bool
@@ -77,6 +87,10 @@ class StreamSync:
         self._stage_began = 0.0
         self._is_applied = False
         self._has_read_progress = False
+        #: Held while the table is written or switched: landing does not need it.
+        self._writing = threading.RLock()
+        #: Held while `state` changes, because a switch runs in another thread.
+        self._noting = threading.Lock()
         self._failure: Exception | None = None
         #: The full disk or unwritable folder that rebuilt the stream fail, or None.
         self.storage_failure: StorageError | None = None
@@ -164,7 +178,8 @@ class StreamSync:
         try:
             if isinstance(table, LakeError):
                 raise table  # noqa: TRY301 - as if raised here
-            self._apply_new_files(table)
+            with acquire(self._writing):
+                self._apply_new_files(table)
             if self._failure is not None:
                 # The files that landed before the failure were applied.
                 raise self._failure  # noqa: TRY301 - as if raised when it occurred
@@ -207,10 +222,76 @@ class StreamSync:
         self._note(stage=stage)
 
     def _note(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+        with self._noting:
+            self.state = replace(self.state, **changes)
+
+    def configured(self) -> Stream:
+        """Return the stream with its current configuration.
+
+        Raises:
+            ConfigurationError: the stream does not support the configured mode.
+        """
+        project = self.settings.project()
+        if project is self.settings.initial:
+            return self.stream
+        return with_current_configuration(self.stream, project)
+
+    def outdated(self, stream: Stream, table: IcebergTable) -> bool:
+        """Return whether the stream's table does not match a configuration of the stream.
+
+        Args:
+            stream: the stream with this configuration.
+            table: the table.
+        """
+        if self._rebuilds or table.property_of(STREAM_PROPERTY) != stream.identity:
+            return False
+        stored = StoredTable(TableWriter(self._lake, stream, self._lease), table)
+        return stored.applied.furthest is not None and not stored.matches_configuration
+
+    def switch(self, stream: Stream) -> bool:
+        """Rebuild the table by a configuration of the stream, also while data of it lands.
+
+        The table is a function of the files that have landed, so that it does not matter when this
+        happens.
+
+        Args:
+            stream: the stream with this configuration.
+
+        Returns:
+            Whether the table has the configuration now; False while files are applied to it: the
+            thread that applies them switches it after its current step.
+
+        Raises:
+            LeaseLostError: another process took over the pipeline.
+            CallCancelledError: the run was cancelled.
+            ChronolakeError: the table cannot be rebuilt, and is unchanged.
+        """
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            writer = TableWriter(self._lake, stream, self._lease)
+            stored = writer.find()
+            if stored is not None and self.outdated(stream, stored.table):
+                self.report.emit(EventKind.SWITCHING, stream=self.state, mode=stream.mode)
+                change = rebuild_if_outdated(writer, stored)
+                if change is not None:
+                    self._note_switched(change)
+        finally:
+            self._writing.release()
+        return True
+
+    def _note_switched(self, change: ModeChange) -> None:
+        with self._noting:
+            self.state = self.state.with_mode_change(change)
+        self.report.note([self.state])
+        self.report.emit(EventKind.SWITCHED, stream=self.state, mode=change.after)
 
     def apply(self) -> None:
         """Apply all landed files to the table."""
+        with acquire(self._writing):
+            self._apply()
+
+    def _apply(self) -> None:
         table = self._lake.catalog.find(self.stream.table) if self._rebuilds else None
         if table is not None:
             self._note(position_before=AppliedFiles.of(table).watermark)
@@ -227,7 +308,7 @@ class StreamSync:
             table: the table as it was loaded together with others, maybe some time ago.
         """
         if self._rebuilds:
-            self.apply()
+            self._apply()
             return
         writer = self._writer()
         stored = writer.stored(table)
@@ -263,10 +344,13 @@ class StreamSync:
             writer,
             stored,
             files,
-            current=lambda known: with_current_configuration(known, self.settings.project()),
+            current=lambda _: self.configured(),
             step_bytes=self.settings.bytes,
         )
         for step in applied:
+            if isinstance(step, ModeChange):
+                self._note_switched(step)
+                continue
             self._note_applied(step, left=self.state)
             self._report_published()
 

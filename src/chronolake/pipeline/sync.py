@@ -39,6 +39,7 @@ from chronolake.pipeline.lease import (
     holder,
     note_refused,
 )
+from chronolake.pipeline.mode_switch import ModeWatch
 from chronolake.pipeline.parallel import map_in_threads
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun, now
 from chronolake.pipeline.schema_changes import ColumnWatch
@@ -170,8 +171,9 @@ def sync(
         pipeline: the pipeline's name.
         only: names of the streams to sync; all of them by default.
         watch: called with every event of the run, by several threads, but never by two at once.
-        reread: returns the current project. It is called before each step: a stream whose mode has
-            changed is switched there, and continues. By default the configuration does not change.
+        reread: returns the current project. It is called once a second and before each step: a
+            table whose mode has changed is switched then, and the run continues. By default the
+            configuration does not change.
         step_bytes: target size of the files that are applied and published together.
         source: the pipeline's source; None for the configured one (`source_of`).
         full_refresh: whether to read all data of the source again. Data that lands in Chronolake's
@@ -220,20 +222,29 @@ def sync(
         report = Report(store, run, watch)
         report.emit(EventKind.RUN_BEGAN, streams=len(streams))
         current = _one_at_a_time(reread or (lambda: project))
-        settings = RunSettings(source, current, step_bytes, full_refresh)
+        settings = RunSettings(source, project, current, step_bytes, full_refresh)
         syncs = {
             stream.name: StreamSync(lake, stream, lease, report, settings) for stream in streams
         }
         status = Status.FAILED
         try:
-            with _record_failure(store, run.id):
-                with report:
-                    results = _run(lake, lease, source, syncs, report, unreadable=unreadable)
-                status = _status_of(results)
-                store.end_run(run.id, status)
-            if lake.config.maintenance.automatic:
-                for stream in syncs.values():
-                    stream.maintain()
+            with ModeWatch(lake, lease, store, settings, syncs=syncs, offered=offered) as modes:
+                with _record_failure(store, run.id):
+                    with report:
+                        results = _run(
+                            lake,
+                            lease,
+                            source,
+                            syncs,
+                            report,
+                            modes=modes,
+                            unreadable=unreadable,
+                        )
+                    status = _status_of(results)
+                    store.end_run(run.id, status)
+                if lake.config.maintenance.automatic:
+                    for stream in syncs.values():
+                        stream.maintain()
         finally:
             lake.executor_files.discard()
             report.emit(EventKind.RUN_ENDED, status=status, streams=len(streams))
@@ -242,7 +253,7 @@ def sync(
         run.id,
         pipeline,
         status,
-        tuple(results),
+        tuple(stream.state for stream in syncs.values()),
         next((failure for failure in stored if failure), None),
     )
 
@@ -267,6 +278,7 @@ def _run(
     syncs: Mapping[str, StreamSync],
     report: Report,
     *,
+    modes: ModeWatch,
     unreadable: Mapping[str, LakeError],
 ) -> list[StreamRun]:
     """Sync every stream as far as possible.
@@ -284,7 +296,7 @@ def _run(
         stream.note_state_before(before.get(name))
     report.note(stream.state for stream in syncs.values())
     if isinstance(source, ChangeSource):
-        _land(lake, source, lease, syncs, store)
+        _land(lake, source, lease, syncs, store, modes=modes)
         after = store.checkpoints(lease.pipeline)
         for name, stream in syncs.items():
             stream.note_states(before.get(name), after.get(name))
@@ -332,12 +344,14 @@ def _land(
     lease: Lease,
     syncs: Mapping[str, StreamSync],
     store: Store,
+    *,
+    modes: ModeWatch,
 ) -> None:
     """Land new data of a source; a failure of the source is recorded for all streams."""
     if not syncs:
         return
     try:
-        _land_batches(lake, source, lease, syncs, store)
+        _land_batches(lake, source, lease, syncs, store, modes=modes)
     except LeaseLostError:
         raise
     except Exception as failure:  # noqa: BLE001 - landed files are applied even if the source fails
@@ -351,6 +365,8 @@ def _land_batches(
     lease: Lease,
     syncs: Mapping[str, StreamSync],
     store: Store,
+    *,
+    modes: ModeWatch,
 ) -> None:
     """Land the data of a source that is newer than the last checkpoints, batch by batch.
 
@@ -382,6 +398,7 @@ def _land_batches(
     }
     wanted = {name: offsets.get(name) for name in landings}
     for batch in source.read(lake, wanted, full_refresh=full_refresh):
+        modes.wait_while_switching()
         name = batch.stream
         if isinstance(batch, SharedOffset):
             reach("land.done")
