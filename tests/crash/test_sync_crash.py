@@ -26,7 +26,9 @@ _REBUILDING: Final = ("rewrite.written", "rewrite.before-commit", "rewrite.after
 _IN_PLACE: Final = tuple(
     name
     for name in FAILPOINTS
-    if not name.startswith(("create.", "rewrite.", "land.", "read.", "adopt.", "copy.", "target."))
+    if not name.startswith(
+        ("create.", "rewrite.", "land.", "read.", "adopt.", "copy.", "target.", "switch.")
+    )
 )
 _FIRST: Final = [
     LandedRow("a", _T, "1", (1, 0), fields={"Name": "a1"}),

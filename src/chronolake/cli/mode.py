@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from chronolake.cli import output
+from chronolake.cli import output, pipeline_mode
 from chronolake.cli.app import (
     ConfigOption,
     JsonOption,
@@ -28,15 +27,13 @@ from chronolake.cli.app import (
     parse_table_name,
     print_json,
 )
-from chronolake.errors import ChronolakeError, ConfigurationError, TableExistsError
+from chronolake.errors import TableExistsError
 from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
-    from pathlib import Path
 
     from chronolake.core import SwitchPlan
-    from chronolake.inspect.catalog import CatalogTable
 
 
 @app.command(epilog="Example: chronolake mode sales.customers history")
@@ -78,6 +75,11 @@ def mode(
     To history: all records are active from the table's last sync on; rows that are marked as
     deleted become versions that ended at the earliest time. From history: only the newest versions
     (to soft-delete) or the active versions (to live) are kept, which needs --yes.
+
+    The mode of a pipeline's table is set in chronolake.yml. The command switches the table at once:
+    it is rebuilt from its landing files, and nothing is lost. If the pipeline is being synced, the
+    process that syncs it pauses, switches the table, and goes on; the command waits for that.
+    Ctrl-C withdraws the request.
     """
     from chronolake import inspect
     from chronolake.core import migration
@@ -85,7 +87,25 @@ def mode(
     name = parse_table_name(table)
     copy = None if keep_history_as is None else parse_table_name(keep_history_as)
     stored = configuration(project, lake, config, settings)
-    _raise_if_a_pipeline_fills(inspect.look_up(stored, name), wanted, project)
+    known = inspect.look_up(stored, name)
+    if (filled_by := known.iceberg.properties.get(STREAM_PROPERTY)) is not None:
+        if copy is not None:
+            raise typer.BadParameter(
+                f"{name} is written by a pipeline: its history stays in the landing files",
+                param_hint="--keep-history-as",
+            )
+        from chronolake.cli.pipelines import project_of_lake
+
+        pipeline_mode.switch(
+            stored,
+            known,
+            filled_by,
+            wanted,
+            find=lambda: project_of_lake(stored, project, lake, config),
+            dry_run=dry_run,
+            json=json,
+        )
+        return
     with open_existing(stored, json=json) as opened:
         plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
         if copy is not None and plan.before is not Mode.HISTORY:
@@ -114,50 +134,6 @@ def mode(
                 opened, name, wanted, marker=stored_name(marker), unless_moved_from=snapshot
             )
     _print_plan(plan, json=json, done=True)
-
-
-def _raise_if_a_pipeline_fills(table: CatalogTable, target: Mode, project: Path | None) -> None:
-    """Raise if a pipeline writes a table, because chronolake.yml determines its mode."""
-    filled_by = table.iceberg.properties.get(STREAM_PROPERTY)
-    if filled_by is None:
-        return
-    pipeline, _, stream = filled_by.partition("/")
-    _raise_if_impossible(project, pipeline, stream, target)
-    raise ConfigurationError(
-        f"The pipeline {pipeline} fills the table, so chronolake.yml determines its mode.",
-        table=str(table.name),
-        hint=f"Set `{_yaml_setting(pipeline, stream, target)}` in chronolake.yml. The next sync "
-        "switches the table before it applies data.",
-    )
-
-
-def _raise_if_impossible(project: Path | None, pipeline: str, stream: str, target: Mode) -> None:
-    """Raise if the stream does not support a mode, provided that project and source can be read."""
-    from chronolake.config import find_project, load_project
-    from chronolake.pipeline.streams import source_of
-    from chronolake.stream_modes import check_mode
-
-    file = find_project(project)
-    if file is None:
-        return
-    try:
-        descriptors = source_of(load_project(file), pipeline).discover()
-    except ChronolakeError:
-        # `check` reports errors of the file or the source; here they only prevent a better hint.
-        return
-    for descriptor in descriptors:
-        if descriptor.capabilities.name == stream:
-            check_mode(descriptor.capabilities, target)
-
-
-def _yaml_setting(pipeline: str, stream: str, target: Mode) -> str:
-    """Return the setting for chronolake.yml."""
-    import yaml
-
-    setting = {"pipelines": {pipeline: {"streams": {stream: {"mode": target.value}}}}}
-    written = yaml.safe_dump(setting, default_flow_style=True, width=math.inf, allow_unicode=True)
-    # The outer braces are optional.
-    return str(written).strip()[1:-1]
 
 
 def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:

@@ -31,7 +31,7 @@ from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from chronolake.cli.progress import Progress
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from chronolake.core import VerifyReport
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
+    from chronolake.pipeline.mode_switch import IdleModes
     from chronolake.pipeline.runs import Status
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 
 #: Maximum seconds until a change of chronolake.yml is noticed between runs.
-_RELOAD_SECONDS: Final = 60.0
+_RELOAD_SECONDS: Final = 2.0
 #: Exit code of a run in which some streams failed and others did not.
 PARTIAL: Final = 3
 
@@ -148,6 +149,7 @@ def sync(
     if timing is None:
         _exit_unless_any_can_begin(wanted, [pipeline] if pipeline else None, stream, json=json)
     once = Timing(0.0)
+    modes: dict[str, IdleModes] = {}
     schedule = Schedule(lambda _: timing or once)
     with open_lake(wanted.lake, json=json, is_short_lived=timing is None) as opened:
         while True:
@@ -171,10 +173,14 @@ def sync(
             if timing is None:
                 break
             # Not before: it loads PySpark.
+            from chronolake.pipeline.mode_switch import IdleModes
             from chronolake.pipeline.scheduled import note_run
 
             for name, status in zip(due, ended, strict=True):
                 note_run(schedule, name, status, began)
+            for name in names:
+                idle = modes.setdefault(name, IdleModes(watched.current(), name))
+                idle.switch(opened, watched.current())
             now = Moment.now()
             time.sleep(max(0.0, min([_RELOAD_SECONDS, *(schedule.pause(n, now) for n in names)])))
     exit_with_status(ended)
@@ -390,9 +396,10 @@ def resync(
     return everything: missing ones are not deleted. With --key or --slice, the same is done for
     some records only, if the source can look them up. Exit codes are those of `sync`.
     """
-    wanted = project_of(project, lake, settings)
+    reread = partial(project_of, project, lake, settings)
+    wanted = reread()
     if not key and slice_ is None:
-        _run_once(wanted, pipeline, stream or (), json=json, full_refresh=True)
+        _run_once(wanted, reread, pipeline, stream or (), json=json, full_refresh=True)
         return
     if key and slice_ is not None:
         raise typer.BadParameter("give either --key or --slice", param_hint="--slice")
@@ -403,7 +410,7 @@ def resync(
     if slice_ is not None:
         where.append(_parse_record(slice_, "--slice"))
     source = source_of_records(wanted, pipeline, name, where, is_slice=slice_ is not None)
-    _run_once(wanted, pipeline, [name], json=json, source=source)
+    _run_once(wanted, reread, pipeline, [name], json=json, source=source)
 
 
 @app.command(
@@ -436,7 +443,8 @@ def backfill(
     configured start of the stream. APIs with a cursor over time and Python functions with a
     parameter `window` can be read like this. Requires one --stream. Exit codes are those of `sync`.
     """
-    wanted = project_of(project, lake, settings)
+    reread = partial(project_of, project, lake, settings)
+    wanted = reread()
     name = _only_one(stream)
     from chronolake.instants import datetime_of, micros_of
     from chronolake.pipeline.partial_reads import source_of_window
@@ -444,7 +452,7 @@ def backfill(
 
     times = (micros_of(begin), now_micros() if end is None else micros_of(end))
     source = source_of_window(wanted, pipeline, name, *map(datetime_of, times))
-    _run_once(wanted, pipeline, [name], json=json, source=source)
+    _run_once(wanted, reread, pipeline, [name], json=json, source=source)
 
 
 def _only_one(streams: Sequence[str] | None) -> str:
@@ -477,6 +485,7 @@ def _parse_record(text: str, option: str) -> dict[str, str]:
 
 def _run_once(
     project: Project,
+    reread: Callable[[], Project],
     pipeline: str,
     streams: Sequence[str],
     *,
@@ -489,10 +498,10 @@ def _run_once(
     from chronolake.config import WatchedProject
 
     _exit_unless_any_can_begin(project, [pipeline], streams, json=json)
-    same = WatchedProject(project, lambda: project, partial(show_error, json=json))
+    watched = WatchedProject(project, reread, partial(show_error, json=json))
     with open_lake(project.lake, json=json) as opened, Progress(opened, json=json) as progress:
         ended = run_one(
-            opened, same, pipeline, streams, progress, full_refresh=full_refresh, source=source
+            opened, watched, pipeline, streams, progress, full_refresh=full_refresh, source=source
         )
     exit_with_status([ended])
 

@@ -159,8 +159,8 @@ class Progress:
             self._landed.pop(stream.stream, None)
             self._screen.print(_format_outcome(stream))
         elif stream is not None and event.kind is EventKind.SWITCHING:
-            words = f"  switching to {event.mode} mode; the sync is paused"
-            self._screen.print(Text.assemble((stream.table_name, "bold"), words))
+            paused = f"  switching to {event.mode} mode; the sync is paused"
+            self._screen.print(Text.assemble((stream.table_name, "bold"), paused))
         elif stream is not None and event.kind is EventKind.MAINTAINING:
             self._show_maintenance(stream)
         elif event.kind is EventKind.RUN_ENDED and event.status is not None:

@@ -17,25 +17,29 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from chronolake.cancellation import cancel_if, raise_if_cancelled
+from chronolake.description import describe_loaded
 from chronolake.errors import (
     CallCancelledError,
     ChronolakeError,
     ConfigurationError,
     LakeError,
     LeaseLostError,
+    PipelineBusyError,
 )
 from chronolake.failpoints import reach
 from chronolake.iceberg import IcebergTable
 from chronolake.pipeline.apply import rebuild_if_outdated
-from chronolake.pipeline.lease import holder
+from chronolake.pipeline.lease import greatest_token, hold_lease, holder
+from chronolake.pipeline.store import Store
 from chronolake.pipeline.stream_run import describe_failure
-from chronolake.pipeline.streams import with_current_configuration
+from chronolake.pipeline.streams import streams_of, with_current_configuration
 from chronolake.pipeline.switch_requests import (
     RequestReader,
     RequestState,
     set_state,
 )
 from chronolake.pipeline.table_writer import TableWriter
+from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +49,6 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.lease import Lease
     from chronolake.pipeline.runs import ModeChange
-    from chronolake.pipeline.store import Store
     from chronolake.pipeline.stream_run import RunSettings, StreamSync
     from chronolake.pipeline.streams import Stream
     from chronolake.pipeline.switch_requests import SwitchRequest
@@ -262,3 +265,57 @@ def switch_table(lake: Lake, stream: Stream, lease: Lease) -> ModeChange | None:
     """
     writer = TableWriter(lake, stream, lease)
     return rebuild_if_outdated(writer, writer.find())
+
+
+class IdleModes:
+    """The modes of a pipeline between its syncs: a changed setting does not wait for the next one.
+
+    Attributes:
+        pipeline: the pipeline's name.
+    """
+
+    def __init__(self, project: Project, pipeline: str) -> None:
+        self.pipeline = pipeline
+        self._known = project.pipelines.get(pipeline)
+
+    def switch(self, lake: Lake, project: Project) -> None:
+        """Switch the tables that no longer match the pipeline's configuration, if that has changed.
+
+        A failure is logged: the next sync reports it, too. If another process runs the pipeline,
+        that process switches the tables.
+        """
+        now = project.pipelines.get(self.pipeline)
+        if now is None or now == self._known:
+            return
+        self._known = now
+        try:
+            self._switch(lake, project)
+        except PipelineBusyError:
+            return
+        except ChronolakeError as failure:
+            log.warning(
+                "modes_not_checked",
+                pipeline=self.pipeline,
+                reason=failure.statement,
+                hint=failure.hint,
+            )
+
+    def _switch(self, lake: Lake, project: Project) -> None:
+        streams = streams_of(project, self.pipeline)
+        found = zip(
+            streams, lake.catalog.peek_each([stream.table for stream in streams]), strict=True
+        )
+        tables = {
+            stream.name: (stream, table)
+            for stream, table in found
+            if isinstance(table, IcebergTable)
+            and describe_loaded(table).mode is not stream.mode
+            and table.property_of(STREAM_PROPERTY) == stream.identity
+        }
+        if not tables:
+            return
+        above = greatest_token(table for _, table in tables.values())
+        store = Store.open(lake.config)
+        with hold_lease(store, self.pipeline, above=above, gives_way=True) as lease:
+            for stream, _ in tables.values():
+                switch_table(lake, stream, lease)

@@ -9,6 +9,7 @@ import structlog
 
 from chronolake.errors import ChronolakeError, PipelineBusyError
 from chronolake.pipeline.events import EventKind
+from chronolake.pipeline.mode_switch import IdleModes
 from chronolake.pipeline.run_history import summaries
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
@@ -54,12 +55,14 @@ def sync_on_schedule(
         Moment.now() if since is None else _after_last_run(lake, pipeline, since),
     )
     was_busy = False
+    modes = IdleModes(project(), pipeline)
     while not is_stopped.is_set():
         now = project()
         if _timing_of(now, pipeline) is None or now.lake != lake.config:
             return
         pause = schedule.pause(pipeline, Moment.now())
         if pause > 0:
+            modes.switch(lake, now)
             is_stopped.wait(min(pause, _RELOAD_SECONDS))
             continue
         began = Moment.now()

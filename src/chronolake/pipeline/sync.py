@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import structlog
 
-from chronolake.config import project_at
+from chronolake.config import WatchedProject, project_at
 from chronolake.errors import (
     ChronolakeError,
     ConfigurationError,
@@ -138,7 +138,8 @@ def run_pipeline(
         LakeError: the lake or its operational store cannot be used.
     """
     # Invalid arguments, and a source that cannot be read, are rejected before Spark starts.
-    found = project_at(None if project is None else Path(project))
+    place = None if project is None else Path(project)
+    found = project_at(place)
     raise_if_not_installed(found, pipeline)
     try:
         select_streams(streams_of(found, pipeline), pipeline, streams)
@@ -147,7 +148,10 @@ def run_pipeline(
             note_refused(Store.open(found.lake), pipeline, failure)
         raise
     with Lake.prepare(found.lake) as lake:
-        return sync(lake, found, pipeline, only=streams, full_refresh=resync)
+        watched = WatchedProject(found, lambda: project_at(place))
+        return sync(
+            lake, found, pipeline, only=streams, reread=watched.current, full_refresh=resync
+        )
 
 
 def sync(
