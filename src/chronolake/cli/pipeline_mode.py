@@ -53,7 +53,7 @@ def switch(
 
     Raises:
         ConfigurationError: chronolake.yml has another mode, or none is possible.
-        LakeError: the process that runs the pipeline could not switch the table.
+        LakeError: the table could not be switched.
     """
     pipeline, _, name = filled_by.partition("/")
     stream = _stream_of(find, pipeline, name, table, wanted)
@@ -61,7 +61,14 @@ def switch(
         _print(_outcome(config, table, stream, is_done=False), json=json)
         return
     _Switch(config, stream, json).run()
-    _print(_outcome(config, table, stream, is_done=True), json=json)
+    outcome = _outcome(config, table, stream, is_done=True)
+    if not outcome["done"]:
+        raise LakeError(
+            "The table still has its previous mode.",
+            table=str(table.name),
+            hint=f"Run `chronolake sync {pipeline}`, which reports the reason.",
+        )
+    _print(outcome, json=json)
 
 
 def _stream_of(
@@ -220,7 +227,7 @@ def _outcome(
         "stream": stream.name,
         "from": before.mode.value,
         "to": stream.mode.value,
-        "done": is_done,
+        "done": is_done and after.mode is stream.mode,
         "added_columns": [name for name in new if name not in old],
         "dropped_columns": [name for name in old if name not in new],
     }

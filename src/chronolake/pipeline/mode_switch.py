@@ -183,11 +183,25 @@ class ModeWatch(AbstractContextManager["ModeWatch"]):
             return self._syncs[name].configured()
         return with_current_configuration(self._streams[name], self._settings.project())
 
-    def _switch(self, name: str, wanted: Stream) -> bool:
-        if name in self._syncs:
-            return self._syncs[name].switch(wanted)
-        switch_table(self._lake, wanted, self._lease)
-        return True
+    def _switch(self, name: str, wanted: Stream, request: SwitchRequest | None) -> bool:
+        """Switch a table; return False if files are being applied to it."""
+
+        def begin() -> None:
+            if request is not None:
+                set_state(self._store, request, RequestState.SWITCHING)
+            self._is_free.clear()
+            reach("switch.begun")
+            # Spark shares its cores between the jobs of this thread and those of a long copy.
+            self._lake.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
+
+        try:
+            if name in self._syncs:
+                return self._syncs[name].switch(wanted, begin)
+            begin()
+            switch_table(self._lake, wanted, self._lease)
+            return True
+        finally:
+            self._is_free.set()
 
     def _serve(self, name: str, request: SwitchRequest | None) -> None:
         """Switch a table, and store the result of the request for it, if there is one."""
@@ -198,14 +212,7 @@ class ModeWatch(AbstractContextManager["ModeWatch"]):
                 request = None
                 if name not in self._due:
                     return
-            if request is not None:
-                set_state(self._store, request, RequestState.SWITCHING)
-            self._is_free.clear()
-            reach("switch.begun")
-            # Spark shares its cores between the jobs of this thread and those of a long copy.
-            self._lake.spark.sparkContext.setLocalProperty("spark.scheduler.pool", _POOL)
-            is_switched = self._switch(name, wanted)
-            reach("switch.done")
+            is_switched = self._switch(name, wanted, request)
         except (LeaseLostError, CallCancelledError):
             raise
         except Exception as failure:  # noqa: BLE001 - as the outcome of the request; the run goes on
@@ -224,10 +231,9 @@ class ModeWatch(AbstractContextManager["ModeWatch"]):
                 error = LakeError(described["error"] or "", hint=described["hint"])
                 self._answer(request, RequestState.REFUSED, error)
             return
-        finally:
-            self._is_free.set()
         if is_switched:
             self._due.discard(name)
+            reach("switch.done")
             if request is not None:
                 self._answer(request, RequestState.DONE)
                 reach("switch.answered")

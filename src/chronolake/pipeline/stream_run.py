@@ -248,7 +248,7 @@ class StreamSync:
         stored = StoredTable(TableWriter(self._lake, stream, self._lease), table)
         return stored.applied.furthest is not None and not stored.matches_configuration
 
-    def switch(self, stream: Stream) -> bool:
+    def switch(self, stream: Stream, begin: Callable[[], None]) -> bool:
         """Rebuild the table by a configuration of the stream, also while data of it lands.
 
         The table is a function of the files that have landed, so that it does not matter when this
@@ -256,6 +256,7 @@ class StreamSync:
 
         Args:
             stream: the stream with this configuration.
+            begin: called before the table is rebuilt, if it has to be.
 
         Returns:
             Whether the table has the configuration now; False while files are applied to it: the
@@ -266,12 +267,13 @@ class StreamSync:
             CallCancelledError: the run was cancelled.
             ChronolakeError: the table cannot be rebuilt, and is unchanged.
         """
-        if not self._writing.acquire(blocking=False):
+        if self._rebuilds or not self._writing.acquire(blocking=False):
             return False
         try:
             writer = TableWriter(self._lake, stream, self._lease)
             stored = writer.find()
             if stored is not None and self.outdated(stream, stored.table):
+                begin()
                 self.report.emit(EventKind.SWITCHING, stream=self.state, mode=stream.mode)
                 change = rebuild_if_outdated(writer, stored)
                 if change is not None:
@@ -400,7 +402,8 @@ class StreamSync:
                 hint="Check `path` and `org` of the source in chronolake.yml.",
             )
         self._report_pending(files)
-        rebuilt = rebuild(self._lake, self.stream, self._lease, upto=files[-1], may_be_other=True)
+        stream = self.configured()
+        rebuilt = rebuild(self._lake, stream, self._lease, upto=files[-1], may_be_other=True)
         self._note(
             files=len(rebuilt.files),
             bytes=sum(file.size for file in rebuilt.files),
