@@ -117,7 +117,9 @@ def apply(
         CommitError: a step could not be published; the steps before it were.
         LakeError: the table was dropped meanwhile.
     """
-    writer = replace(writer, stream=current(writer.stream))
+    if (wanted := current(writer.stream)) != writer.stream:
+        writer = replace(writer, stream=wanted)
+        stored = None if stored is None else writer.stored(stored.table)
     if (switched := rebuild_if_outdated(writer, stored)) is not None:
         yield switched
     again = files_up_to(files, None if stored is None else stored.applied.furthest)
