@@ -204,7 +204,7 @@ def test_a_command_switches_a_table_that_another_process_syncs(
         orders.set("live", _DAYS + 1)
         code, output = orders.run(*words, "--json")
         assert code == 0, output
-        found = orjson.loads(output.splitlines()[-1])
+        found = orjson.loads(output[output.index("{") :])
         assert (found["from"], found["to"]) in {("history", "live"), ("live", "live")}
         assert orders.mode == "live"
         assert not ended
