@@ -132,13 +132,14 @@ class _Switch:
         from chronolake.pipeline.switch_requests import RequestState, set_state
 
         store = Store.open(self.config)
+        above = self._greatest_token()
         request: SwitchRequest | None = None
         try:
             while True:
                 with ExitStack() as held:
                     try:
                         lease = held.enter_context(
-                            hold_lease(store, self.stream.pipeline, above=self._greatest_token())
+                            hold_lease(store, self.stream.pipeline, above=above)
                         )
                     except PipelineBusyError as busy:
                         if request is None:
