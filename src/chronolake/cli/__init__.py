@@ -14,6 +14,7 @@
 | `check` | `check`, `discover`, `read` |
 | `up` | `up`: the long-running process of a project |
 | `engine` | `engine status`, `engine stop` |
+| `resync` | `resync` of tables without a pipeline: Spark |
 | `pipelines` | `sync`, `resync`, `backfill`, `rebuild`: Spark |
 | `import_history` | `import-history`: Spark |
 """

@@ -9,15 +9,22 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from chronolake.formatting import cell, format_count, label, name_of, size
+from chronolake.formatting import cell, format_count, instant, label, name_of, size
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from chronolake.core import MaintenancePlan, MaintenanceResult, SwitchPlan, VerifyReport
+    from chronolake.core import (
+        MaintenancePlan,
+        MaintenanceResult,
+        ResyncPlan,
+        SwitchPlan,
+        VerifyReport,
+    )
     from chronolake.landing import Quarantine
     from chronolake.table_diff import Difference
+    from chronolake.table_resync import Origin
 
 
 def counted_rows(number: int, mode: Mode) -> str:
@@ -161,6 +168,46 @@ def format_switch_plan(plan: SwitchPlan, *, done: bool) -> RenderableType:
         grid.add_row("  dropped columns", ", ".join(plan.dropped))
     if plan.forgets:
         grid.add_row("  lost", Text(plan.forgets, style="yellow"))
+    return Group(title, grid)
+
+
+def resync_plan_json(plan: ResyncPlan, origin: Origin, *, done: bool) -> dict[str, Any]:
+    """Return the planned or completed changes of a re-sync, as JSON types."""
+    return {
+        "table": str(plan.table),
+        "from": origin.value,
+        "at": instant(plan.at_micros),
+        "missing": plan.gone.value,
+        "done": done,
+        "records": plan.records,
+        "unchanged": plan.unchanged,
+        "added": plan.added,
+        "closed": plan.closed,
+        "replaced": plan.replaced,
+        "removed": plan.removed,
+        "ended": plan.ended,
+        "loses": plan.loses,
+    }
+
+
+def format_resync_plan(plan: ResyncPlan, *, done: bool) -> RenderableType:
+    """Format the planned or completed changes of a re-sync."""
+    words = "re-synced" if done else "would be re-synced"
+    title = Text.assemble(
+        (name_of(plan.table), "bold"),
+        f"  {words} as of {instant(plan.at_micros)} with {format_count(plan.records, 'record')}",
+    )
+    grid = Table.grid(padding=(0, 2))
+    for label_, number, style in (
+        ("unchanged", plan.unchanged, ""),
+        ("new versions", plan.added, "green"),
+        ("ended by new versions", plan.closed, ""),
+        ("replaced versions", plan.replaced, "yellow"),
+        ("deleted versions, which start later", plan.removed, "red"),
+        ("missing records that end", plan.ended, "yellow"),
+    ):
+        if number:
+            grid.add_row(f"  {label_}", Text(f"{number:,}", style=style))
     return Group(title, grid)
 
 

@@ -19,6 +19,7 @@ from chronolake.cli.app import (
     ProjectOption,
     SettingOption,
     app,
+    configuration,
     console,
     fail,
     open_lake,
@@ -27,6 +28,7 @@ from chronolake.cli.app import (
     print_json,
     show_error,
 )
+from chronolake.cli.resync import MissingSetting, ResyncOptions, resync_table
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.storage import storage_error
 
@@ -357,10 +359,19 @@ def rebuild(
 
 @app.command(
     epilog="Examples: chronolake resync crm --stream Account, chronolake resync shop --stream "
-    "orders --key id=5",
+    "orders --key id=5, chronolake resync sales.customers --from exports/customers.parquet "
+    "--dry-run",
 )
 def resync(
-    pipeline: PipelineArgument,
+    pipeline: Annotated[
+        str,
+        typer.Argument(
+            metavar="PIPELINE|TABLE",
+            help="The pipeline's name in chronolake.yml; with --from, a history table without a "
+            "pipeline, as schema.table.",
+            show_default=False,
+        ),
+    ],
     *,
     stream: StreamsOption = None,
     key: Annotated[
@@ -381,6 +392,57 @@ def resync(
             "several columns). Requires one --stream.",
         ),
     ] = None,
+    given: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="QUERY|FILES|TABLE",
+            help="The present rows of TABLE: a query in Spark SQL, files (Parquet, Avro, CSV or "
+            "JSON lines; a file, a folder, or a path with *), or another table.",
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start",
+            metavar="COLUMN",
+            help="The column of --from with the time of each row's last change. Default: "
+            "_fivetran_start, if there is one.",
+        ),
+    ] = None,
+    missing: Annotated[
+        MissingSetting,
+        typer.Option(
+            "--missing",
+            help="Active records that --from does not have: inactive from just before the re-sync "
+            "on, deleted at its start, or still active.",
+        ),
+    ] = MissingSetting.DEACTIVATE,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="With --from: the time of the re-sync (ISO 8601, UTC without an offset). "
+            "Default: now.",
+        ),
+    ] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="The format of files: parquet, avro, csv or jsonl. Default: by the ending.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="With --from: only print what would change."),
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="With --from: run even if versions or records are lost."),
+    ] = False,
     project: ProjectOption = None,
     lake: LakeOption = None,
     json: JsonOption = False,
@@ -395,7 +457,29 @@ def resync(
     before its start date. Projects of the Fivetran SDK and Python functions with a log may not
     return everything: missing ones are not deleted. With --key or --slice, the same is done for
     some records only, if the source can look them up. Exit codes are those of `sync`.
+
+    With --from, a history table that no pipeline fills gets present rows from a query, from files
+    or from another table. Versions that start after their record's row are deleted. If versions or
+    records are lost, this needs --yes.
     """
+    if given is not None:
+        if stream or key or slice_ is not None:
+            raise typer.BadParameter(
+                "--stream, --key and --slice select parts of a pipeline", param_hint="--from"
+            )
+        resync_table(
+            parse_table_name(pipeline),
+            given,
+            configuration(project, lake, None, settings),
+            ResyncOptions(start, missing, at, format_, dry_run=dry_run, yes=yes, json=json),
+        )
+        return
+    unused = (start, at, format_, dry_run or None, yes or None)
+    if any(option is not None for option in unused) or missing is not MissingSetting.DEACTIVATE:
+        raise typer.BadParameter(
+            "--start, --missing, --at, --format, --dry-run and --yes need --from",
+            param_hint="--from",
+        )
     reread = partial(project_of, project, lake, settings)
     wanted = reread()
     if not key and slice_ is None:

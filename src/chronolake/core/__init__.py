@@ -6,7 +6,7 @@ from chronolake.core.history import write_history_batch
 from chronolake.core.maintain import MaintenancePlan, MaintenanceResult, maintain, plan_table
 from chronolake.core.merge import BatchResult
 from chronolake.core.migration import SwitchPlan, plan_switch, switch_mode
-from chronolake.core.reload import MissingRecords, resync
+from chronolake.core.reload import MissingRecords, ResyncPlan, plan_resync, resync
 from chronolake.core.truncate import TruncateResult, truncate
 from chronolake.core.upsert import write_batch
 from chronolake.core.verify import Invariant, VerifyReport, verify
@@ -19,6 +19,7 @@ __all__ = [
     "MaintenancePlan",
     "MaintenanceResult",
     "MissingRecords",
+    "ResyncPlan",
     "SwitchPlan",
     "TableDescription",
     "TruncateResult",
@@ -27,6 +28,7 @@ __all__ = [
     "create",
     "create_current_view",
     "maintain",
+    "plan_resync",
     "plan_switch",
     "plan_table",
     "resync",

@@ -16,6 +16,7 @@ source.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,7 @@ from chronolake.core import usage
 from chronolake.core.batch_profile import profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
-from chronolake.core.sql import TABLE, column_list
+from chronolake.core.sql import TABLE, cached_view, column_list
 from chronolake.core.staging import (
     BATCH_PROPERTY,
     StagedWrite,
@@ -33,7 +34,9 @@ from chronolake.core.staging import (
     write_staged,
 )
 from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.formatting import format_count
 from chronolake.frames import temp_view
+from chronolake.session import CATALOG
 from chronolake.types import (
     ACTIVE,
     END,
@@ -47,9 +50,8 @@ from chronolake.types import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from chronolake.core.batch_profile import BatchProfile
     from chronolake.description import TableDescription
     from chronolake.lake import Lake
     from chronolake.types import TableName
@@ -99,11 +101,7 @@ def resync(
         CommitError: the result could not be published.
         Exception: any error from computing `rows`; nothing has changed.
     """
-    description = lake.describe(name)
-    if description is None:
-        raise TableNotFoundError(
-            "The table does not exist.", table=str(name), hint="Create it before the re-sync."
-        )
+    description = _described(lake, name)
     _check(description, rows, gone)
     columns = description.columns
     watch = Stopwatch()
@@ -112,25 +110,149 @@ def resync(
     def write(attempt: StagedWrite) -> Mapping[str, str]:
         nonlocal result
         expect_unaltered(attempt, description)
-        changes = _changes(attempt, rows, description, at_micros)
+        changes = _changes(attempt.spark, attempt.source, rows, description, at_micros)
         written = None
         with profile_changes(
             changes, description, description.record_key, columns, watch, is_history=True
         ) as profile:
             if not profile.is_empty:
-                _expect_one_row_a_key(attempt, profile, description)
+                _expect_one_row_a_key(attempt.spark, profile.view, description)
                 written = stage(attempt, profile, description, watch).written
             result = BatchResult(batch, replaced=profile.replaced, seconds=watch.seconds)
         if gone is not MissingRecords.STAY and not attempt.is_empty:
             ended = at_micros - (description.epsilon if gone is MissingRecords.DEACTIVATE else 0)
             attempt.update_where(
                 f"{END} = greatest({START}, timestamp_micros({ended})), {ACTIVE} = false",
-                f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at_micros}))",
+                _is_missing(at_micros),
             )
         return {BATCH_PROPERTY: batch, **usage.monthly_properties(attempt.table, written)}
 
     write_staged(lake, name, write, watch)
     return result
+
+
+@dataclass(frozen=True)
+class ResyncPlan:
+    """The effects of a re-sync.
+
+    Attributes:
+        table: the history table.
+        at_micros: the start of the re-sync, in microseconds since 1970 (UTC).
+        gone: the treatment of active records that are missing from the re-sync.
+        records: the rows of the re-sync.
+        unchanged: active versions that only get a new `_fivetran_synced`.
+        added: versions with a start that no version of their record has.
+        closed: active versions that end because a later one begins.
+        replaced: versions whose values are replaced, or that are active again, with their start.
+        removed: versions that are deleted, because they start later than their record's row.
+        ended: active versions of missing records, which end.
+    """
+
+    table: TableName
+    at_micros: int
+    gone: MissingRecords
+    records: int
+    unchanged: int
+    added: int
+    closed: int
+    replaced: int
+    removed: int
+    ended: int
+
+    @property
+    def loses(self) -> str | None:
+        """Return what readers of the table no longer see, as a text; None if nothing is lost."""
+        lost = [
+            format_count(number, f"{kind} version")
+            for number, kind in ((self.removed, "later"), (self.replaced, "replaced"))
+            if number
+        ]
+        if self.ended:
+            lost.append(format_count(self.ended, "active record"))
+        return ", ".join(lost) or None
+
+
+def plan_resync(
+    lake: Lake,
+    name: TableName,
+    rows: DataFrame,
+    *,
+    at_micros: int,
+    gone: MissingRecords = MissingRecords.STAY,
+) -> ResyncPlan:
+    """Return the effects of `resync` without applying them; Spark counts the versions.
+
+    Args:
+        name, rows, at_micros, gone: as for `resync`.
+
+    Raises:
+        TableNotFoundError, BatchError, UnknownColumnError: as for `resync`.
+        Exception: any error from computing `rows`.
+    """
+    description = _described(lake, name)
+    _check(description, rows, gone)
+    spark, stored = lake.spark, f"{CATALOG}.{name.sql}"
+    key = description.record_key
+    others = [
+        column.name
+        for column in description.columns
+        if column.name not in {START, END, ACTIVE, SYNCED, *key}
+    ]
+    with cached_view(_changes(spark, stored, rows, description, at_micros)) as changes:
+        _expect_one_row_a_key(spark, changes, description)
+        same_key = " AND ".join(
+            f"{TABLE}.{quote(name)} <=> {_SOURCE}.{quote(name)}" for name in key
+        )
+        is_same = " AND ".join(
+            [
+                f"{TABLE}.{ACTIVE}",
+                *(f"{TABLE}.{quote(name)} <=> {_SOURCE}.{quote(name)}" for name in others),
+            ]
+        )
+        incoming = f"(SELECT * FROM {changes} WHERE {OP} = {int(Op.REPLACE)}) AS {_SOURCE}"
+        of_key = ", ".join(f"{_SOURCE}.{quote(name)}" for name in key)
+        (counted,) = spark.sql(
+            "SELECT count(1), count_if(same), count_if(same IS NULL), sum(closed), "
+            "count_if(NOT same), sum(removed) FROM (SELECT "
+            f"bool_or(IF({TABLE}.{START} = {_SOURCE}.{START}, coalesce({is_same}, false), NULL)) "
+            f"AS same, count_if({TABLE}.{ACTIVE} AND {TABLE}.{START} < {_SOURCE}.{START}) AS "
+            f"closed, count_if({TABLE}.{START} > {_SOURCE}.{START}) AS removed "
+            f"FROM {incoming} LEFT JOIN {stored} AS {TABLE} ON {same_key} GROUP BY {of_key})"
+        ).collect()
+        ended = 0
+        if gone is not MissingRecords.STAY:
+            (missing,) = spark.sql(
+                f"SELECT count(1) FROM {stored} AS {TABLE} LEFT ANTI JOIN {incoming} ON {same_key} "
+                f"WHERE {_is_missing(at_micros)}"
+            ).collect()
+            ended = missing[0]
+    records, unchanged, added, closed, replaced, removed = (number or 0 for number in counted)
+    return ResyncPlan(
+        table=name,
+        at_micros=at_micros,
+        gone=gone,
+        records=records,
+        unchanged=unchanged,
+        added=added,
+        closed=closed,
+        replaced=replaced,
+        removed=removed,
+        ended=ended,
+    )
+
+
+def _described(lake: Lake, name: TableName) -> TableDescription:
+    description = lake.describe(name)
+    if description is None:
+        raise TableNotFoundError(
+            "The table does not exist.", table=str(name), hint="Create it before the re-sync."
+        )
+    return description
+
+
+def _is_missing(at: int) -> str:
+    """Return SQL: whether an active version was not in any step of the re-sync."""
+    return f"{ACTIVE} AND ({SYNCED} IS NULL OR {SYNCED} < timestamp_micros({at}))"
 
 
 def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords) -> None:
@@ -174,12 +296,16 @@ def _check(description: TableDescription, rows: DataFrame, gone: MissingRecords)
 
 
 def _changes(
-    write: StagedWrite, rows: DataFrame, description: TableDescription, at: int
+    spark: SparkSession, source: str, rows: DataFrame, description: TableDescription, at: int
 ) -> DataFrame:
     """Return the re-sync as a change set: every row replaces versions that start with it or later.
 
     It has all columns of the table: columns that the source no longer has keep their values in an
     unchanged version.
+
+    Args:
+        source: the stored versions, as SQL.
+        at: the start of the re-sync, in microseconds since 1970.
     """
     # Spark is asked once, because it sends the whole schema each time.
     given = set(rows.columns)
@@ -214,19 +340,17 @@ def _changes(
     kinds = f"array({int(Op.EARLIEST)}, {int(Op.REPLACE)})"
     # The view is needed only until Spark has analyzed the statement.
     with temp_view(rows) as view:
-        return write.spark.sql(
+        return spark.sql(
             f"SELECT explode({kinds}) AS {OP}, 0L AS {SEQ}, CAST(NULL AS ARRAY<BIGINT>) AS "
             f"{UNMODIFIED}, {cells} FROM {view} AS {_SOURCE} "
-            f"LEFT JOIN {write.source} AS {TABLE} ON {stored} AND {same_key}"
+            f"LEFT JOIN {source} AS {TABLE} ON {stored} AND {same_key}"
         )
 
 
-def _expect_one_row_a_key(
-    write: StagedWrite, profile: BatchProfile, description: TableDescription
-) -> None:
+def _expect_one_row_a_key(spark: SparkSession, changes: str, description: TableDescription) -> None:
     key = column_list(description.record_key)
-    (found,) = write.spark.sql(
-        f"SELECT count(1) FROM (SELECT {key} FROM {profile.view} "
+    (found,) = spark.sql(
+        f"SELECT count(1) FROM (SELECT {key} FROM {changes} "
         f"WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
     ).collect()
     if found[0]:
