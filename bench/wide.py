@@ -119,7 +119,7 @@ def ours(lake: Lake, project: Project, source: Path, width: int, times: Measured
         core.alter(lake, name, integers, drop_columns=False)
         core.alter(lake, name, columns, drop_columns=False)
     with times.of(f"{SWITCH} {width}"):
-        core.switch_mode(lake, name, Mode.HISTORY, marker=None)
+        core.switch_mode(lake, name, Mode.HISTORY, markers=())
     for number, step in enumerate((FIRST, NEXT), start=1):
         write_file(source, number, width)
         with times.of(f"{step} {width}"):

@@ -280,7 +280,7 @@ def test_an_invalid_marker_loses_no_deletion_marks(
 
 def test_a_marker_of_another_name_is_made_where_it_is_missing(lake: Lake, name: TableName) -> None:
     fill(lake, name, soft=False)
-    migration.switch_mode(lake, name, Mode.SOFT_DELETE, marker="gone")
+    migration.switch_mode(lake, name, Mode.SOFT_DELETE, markers=["gone"])
     found = lake.table(name).df.select("_fivetran_deleted", "gone").distinct().collect()
     assert [tuple(row) for row in found] == [(False, False)]
 

@@ -53,9 +53,15 @@ def mode(
         bool, typer.Option("--yes", help="Switch even if versions or records are lost.")
     ] = False,
     marker: Annotated[
-        str,
-        typer.Option("--marker", metavar="COLUMN", help="The column that marks deleted rows."),
-    ] = DELETED,
+        list[str] | None,
+        typer.Option(
+            "--marker",
+            metavar="COLUMN",
+            help="A column that marks deleted rows. Repeatable: a row is deleted if any of them is "
+            "true. Default: lake.tables.TABLE.deleted_columns, or _fivetran_deleted.",
+            show_default=False,
+        ),
+    ] = None,
     keep_history_as: Annotated[
         str | None,
         typer.Option(
@@ -106,8 +112,10 @@ def mode(
             json=json,
         )
         return
+    named = tuple(map(stored_name, marker or ())) or stored.deleted_columns_of(name)
+    markers = named or (DELETED,)
     with open_existing(stored, json=json) as opened:
-        plan = migration.plan_switch(opened, name, wanted, marker=stored_name(marker))
+        plan = migration.plan_switch(opened, name, wanted, markers=markers)
         if copy is not None and plan.before is not Mode.HISTORY:
             raise typer.BadParameter(
                 f"{name} is in {plan.before} mode and keeps no history",
@@ -130,9 +138,7 @@ def mode(
                 # Changes between the copy and the switch would be in neither.
                 snapshot = opened.catalog.load(name).snapshot_id
                 migration.copy_table(opened, name, copy)
-            migration.switch_mode(
-                opened, name, wanted, marker=stored_name(marker), unless_moved_from=snapshot
-            )
+            migration.switch_mode(opened, name, wanted, markers=markers, unless_moved_from=snapshot)
     _print_plan(plan, json=json, done=True)
 
 

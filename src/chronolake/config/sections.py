@@ -22,7 +22,7 @@ from chronolake.durations import length_of, seconds_of
 from chronolake.errors import SchemaError
 from chronolake.location import SCHEMES, as_url, cut_in_urls, is_inside, scheme_of
 from chronolake.masking import URL_ESCAPES, may_show_password
-from chronolake.types import RELIED_ON, TableName
+from chronolake.types import RELIED_ON, TableName, stored_name
 
 if TYPE_CHECKING:
     from isodate import Duration
@@ -428,6 +428,11 @@ class TableConfig(Section):
     format_version: Annotated[FormatVersion | None, BeforeValidator(_as_format_version)] = Field(
         default=None, description="As `lake.format_version`, for this table."
     )
+    deleted_columns: list[str] = Field(
+        default_factory=list,
+        description="The BOOLEAN columns that mark deleted rows of a table without a pipeline. A "
+        "switch to history mode honors all of them: a row is deleted if any existing one is true.",
+    )
 
 
 class LakeSection(Section):
@@ -613,6 +618,13 @@ class LakeConfig(LakeSection):
             if table.format_version is not None and TableName.parse(written) == name:
                 return table.format_version
         return self.format_version
+
+    def deleted_columns_of(self, name: TableName) -> tuple[str, ...]:
+        """Return the configured columns that mark deleted rows of a table."""
+        for written, table in self.tables.items():
+            if TableName.parse(written) == name:
+                return tuple(map(stored_name, table.deleted_columns))
+        return ()
 
     def _resolve(self, location: str) -> str:
         if scheme_of(location):

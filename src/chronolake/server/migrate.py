@@ -112,7 +112,7 @@ def _copy_table_to_history_mode(name: TableName, entity: sdk.CopyTableToHistoryM
     new_name = _in_same_schema(name, entity.to_table)
     sent = stored_name(entity.soft_deleted_column)
     return lambda lake: migration.copy_table_to_history(
-        lake, name, new_name, marker=_marker(lake, name, sent)
+        lake, name, new_name, markers=_markers(lake, name, sent)
     )
 
 
@@ -163,7 +163,7 @@ def _drop_column_in_history_mode(name: TableName, entity: sdk.DropColumnInHistor
 def _soft_delete_to_history(name: TableName, entity: sdk.TableSyncModeMigrationOperation) -> Run:
     sent = stored_name(entity.soft_deleted_column)
     return lambda lake: migration.switch_mode(
-        lake, name, Mode.HISTORY, marker=_marker(lake, name, sent)
+        lake, name, Mode.HISTORY, markers=_markers(lake, name, sent)
     )
 
 
@@ -171,7 +171,7 @@ def _history_to_soft_delete(name: TableName, entity: sdk.TableSyncModeMigrationO
     # Deleted records are kept as marked rows, whatever `keep_deleted_rows` is, which is for live
     # tables.
     marker = stored_name(entity.soft_deleted_column) or DELETED
-    return lambda lake: migration.switch_mode(lake, name, Mode.SOFT_DELETE, marker=marker)
+    return lambda lake: migration.switch_mode(lake, name, Mode.SOFT_DELETE, markers=(marker,))
 
 
 # The modes of live tables were documented for some months and then withdrawn: they are unsupported.
@@ -194,10 +194,13 @@ _OPERATIONS: Final[dict[str, Callable[[TableName, Message], Run]]] = cast(
 )
 
 
-def _marker(lake: Lake, name: TableName, sent: str) -> str | None:
-    """Return the column that marks deleted rows, or None if the table does not have it."""
+def _markers(lake: Lake, name: TableName, sent: str) -> tuple[str, ...]:
+    """Return the existing columns that mark deleted rows: the sent one, and configured ones."""
     description = lake.describe(name)
-    return sent if description is not None and sent in description.by_name else None
+    known = {} if description is None else description.by_name
+    return tuple(
+        column for column in (sent, *lake.config.deleted_columns_of(name)) if column in known
+    )
 
 
 def _in_same_schema(name: TableName, table: str) -> TableName:

@@ -76,7 +76,7 @@ class Conversion:
 
 
 def convert_to(
-    spark: SparkSession, description: TableDescription, mode: Mode, *, marker: str | None
+    spark: SparkSession, description: TableDescription, mode: Mode, *, markers: Sequence[str]
 ) -> Conversion:
     """Return a table's content in another mode.
 
@@ -84,21 +84,21 @@ def convert_to(
         spark: reads the greatest `_fivetran_synced`, for history.
         description: the current table, in a mode other than `mode`.
         mode: the other mode.
-        marker: the column that marks deleted rows in soft-delete mode.
+        markers: the columns that mark deleted rows, as for `switch_mode`.
 
     Raises:
         SchemaError: the table cannot have this mode.
-        UnknownColumnError: the marker is needed and does not exist.
+        UnknownColumnError: a marker is needed, and none of them exists.
     """
     if mode is Mode.HISTORY:
-        return _to_history(spark, description, marker)
+        return _to_history(spark, description, markers)
     if mode is Mode.SOFT_DELETE:
-        return _to_soft_delete(description, marker or DELETED)
-    return _to_live(description, marker or DELETED)
+        return _to_soft_delete(description, markers or (DELETED,))
+    return _to_live(description, markers or (DELETED,))
 
 
 def _to_history(
-    spark: SparkSession, description: TableDescription, marker: str | None
+    spark: SparkSession, description: TableDescription, markers: Sequence[str]
 ) -> Conversion:
     """Convert to history: rows are active from the greatest sync time; deleted rows end at Tmin."""
     if not description.primary_key:
@@ -117,12 +117,7 @@ def _to_history(
             )
     source = _source(description)
     since = _greatest_synced(spark, description)
-    deleted = "false"
-    # A table without `_fivetran_deleted` has no deleted rows; a different marker must exist.
-    if marker is not None and (marker != DELETED or marker in description.by_name):
-        _expect_mark(description, marker)
-        # Null means not deleted.
-        deleted = f"coalesce({quote(marker)}, false)"
+    deleted = _is_deleted(description, markers)
     kept = [column for column in description.columns if column.name != DELETED]
     query = (
         f"SELECT {column_list(column.name for column in kept)}, "
@@ -135,13 +130,14 @@ def _to_history(
     return Conversion((*kept, *_HISTORY), query, counts, properties)
 
 
-def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
+def _to_soft_delete(description: TableDescription, markers: Sequence[str]) -> Conversion:
     """Convert to soft-delete: each record's newest version, deleted unless it is active."""
     source = _source(description)
-    if description.mode is Mode.LIVE:
+    for marker in markers:
         if marker in description.by_name:
             _expect_mark(description, marker)
-        added = _missing_columns(description, dict.fromkeys([DELETED, marker]))
+    if description.mode is Mode.LIVE:
+        added = _missing_columns(description, dict.fromkeys([DELETED, *markers]))
         unmarked = (f"false AS {quote(column.name)}" for column in added)
         stored = column_list(column.name for column in description.columns)
         return Conversion(
@@ -155,12 +151,11 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
             table=str(description.name),
             hint="Give it a key with AlterTable first.",
         )
-    if marker in description.by_name:
-        _expect_mark(description, marker)
     kept = _without_history(description)
-    columns = (*kept, *_missing_columns(description, dict.fromkeys([DELETED, marker])))
+    columns = (*kept, *_missing_columns(description, dict.fromkeys([DELETED, *markers])))
     # A version whose activity is null is deleted.
-    marks = {DELETED: "false", marker: f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"}
+    is_deleted = f"NOT coalesce({_NEWEST}.{ACTIVE}, false)"
+    marks = {DELETED: "false", **dict.fromkeys(markers, is_deleted)}
     cells = ", ".join(
         f"{marks.get(column.name, f'{_NEWEST}.{quote(column.name)}')} AS {quote(column.name)}"
         for column in columns
@@ -177,16 +172,15 @@ def _to_soft_delete(description: TableDescription, marker: str) -> Conversion:
     return Conversion(columns, query, counts)
 
 
-def _to_live(description: TableDescription, marker: str) -> Conversion:
+def _to_live(description: TableDescription, markers: Sequence[str]) -> Conversion:
     """Convert to live: the rows that are not deleted."""
     source = _source(description)
     if description.mode is Mode.HISTORY:
         columns = _without_history(description)
         stays = f"{ACTIVE}"
     else:
-        _expect_mark(description, marker)
         columns = [column for column in description.columns if column.name != DELETED]
-        stays = f"NOT coalesce({quote(marker)}, false)"
+        stays = f"NOT {_is_deleted(description, markers)}"
     query = f"SELECT {column_list(column.name for column in columns)} FROM {source} WHERE {stays}"
     return Conversion(tuple(columns), query, f"SELECT count(1), count_if({stays}) FROM {source}")
 
@@ -203,6 +197,20 @@ def _missing_columns(
     description: TableDescription, names: Sequence[str] | dict[str, None]
 ) -> list[Column]:
     return [Column(name, _BOOLEAN) for name in names if name not in description.by_name]
+
+
+def _is_deleted(description: TableDescription, markers: Sequence[str]) -> str:
+    """Return SQL: whether any of the existing markers is true; null means not deleted.
+
+    A table without `_fivetran_deleted` has no deleted rows. Missing markers are ignored if another
+    one exists; if none does, the names are probably wrong, and deletions would be lost.
+    """
+    existing = [name for name in dict.fromkeys(markers) if name in description.by_name]
+    named = [name for name in markers if name != DELETED]
+    for marker in existing or named:
+        _expect_mark(description, marker)
+    marks = [f"coalesce({quote(name)}, false)" for name in existing]
+    return f"({' OR '.join(marks)})" if marks else "false"
 
 
 def _expect_mark(description: TableDescription, marker: str) -> None:
@@ -246,7 +254,7 @@ class SwitchPlan:
         before, after: its modes.
         added, dropped: names of the columns that are added and dropped.
         rows_before, rows_after: number of rows (of a history table: versions).
-        marker: the column that marks deleted rows, or None.
+        markers: the columns that mark deleted rows.
     """
 
     table: TableName
@@ -256,7 +264,7 @@ class SwitchPlan:
     dropped: tuple[str, ...]
     rows_before: int
     rows_after: int
-    marker: str | None = None
+    markers: tuple[str, ...] = ()
 
     @property
     def rows_lost(self) -> int:
@@ -279,15 +287,16 @@ class SwitchPlan:
                 )
             case Mode.SOFT_DELETE, Mode.LIVE:
                 return "the records that are marked as deleted"
-            case _, Mode.HISTORY if DELETED in self.dropped and self.marker != DELETED:
-                marker = self.marker or "no column"
-                return f"the values of {DELETED}: only {marker} marks deleted rows"
+            case _, Mode.HISTORY if DELETED in self.dropped and DELETED not in self.markers:
+                markers = " and ".join(self.markers) or "no column"
+                verb = "mark" if len(self.markers) > 1 else "marks"
+                return f"the values of {DELETED}: only {markers} {verb} deleted rows"
             case _:
                 return None
 
 
 def plan_switch(
-    lake: Lake, name: TableName, mode: Mode, *, marker: str | None = DELETED
+    lake: Lake, name: TableName, mode: Mode, *, markers: Sequence[str] = (DELETED,)
 ) -> SwitchPlan:
     """Return the effects of `switch_mode` without applying them; one Spark query counts the rows.
 
@@ -301,7 +310,7 @@ def plan_switch(
     if description.mode is mode:
         rows = lake.table(name).df.count()
         return SwitchPlan(name, mode, mode, (), (), rows, rows)
-    conversion = convert_to(lake.spark, description, mode, marker=marker)
+    conversion = convert_to(lake.spark, description, mode, markers=markers)
     (counted,) = lake.spark.sql(conversion.counts).collect()
     before = [column.name for column in description.columns]
     after = [column.name for column in conversion.columns]
@@ -313,7 +322,7 @@ def plan_switch(
         dropped=tuple(name for name in before if name not in after),
         rows_before=counted[0] or 0,
         rows_after=counted[1] or 0,
-        marker=marker,
+        markers=tuple(markers),
     )
 
 
@@ -322,12 +331,12 @@ def switch_mode(
     name: TableName,
     mode: Mode,
     *,
-    marker: str | None = DELETED,
+    markers: Sequence[str] = (DELETED,),
     unless_moved_from: int | None = None,
 ) -> bool:
     """Switch a table's mode and keep its data, in one published step.
 
-    To history: rows whose marker is true become versions that started and ended at Tmin; all others
+    To history: rows with a true marker become versions that started and ended at Tmin; all others
     are active since the table's greatest `_fivetran_synced` (since the current time, if no row has
     one). `_fivetran_deleted` is dropped; a marker with another name is kept. From history to
     soft-delete, each record's newest version is kept, marked as deleted unless it is active; to
@@ -336,9 +345,10 @@ def switch_mode(
     Args:
         name: the table.
         mode: the new mode.
-        marker: the column that marks deleted rows in soft-delete mode. To history, None means that
-            no row is deleted, as in a table without `_fivetran_deleted`. To soft-delete, a missing
-            marker is created in addition to `_fivetran_deleted`, which is then false everywhere.
+        markers: the columns that mark deleted rows in soft-delete mode; a row is deleted if any
+            existing one is true. To history, none means that no row is deleted, as in a table
+            without `_fivetran_deleted`. To soft-delete, missing markers are created in addition to
+            `_fivetran_deleted`, which is false everywhere if it is not one of them.
         unless_moved_from: switch only if the table still has this snapshot; None: do not check.
 
     Returns:
@@ -347,7 +357,7 @@ def switch_mode(
     Raises:
         TableNotFoundError: the table does not exist.
         SchemaError: the table cannot have this mode: it has no key, or a conflicting column.
-        UnknownColumnError: the marker is needed and does not exist.
+        UnknownColumnError: a marker is needed, and none of them exists.
         ConfigurationError: a pipeline fills the table.
         CommitError: the result could not be published, or the table has another snapshot.
     """
@@ -366,7 +376,7 @@ def switch_mode(
                 table=str(name),
                 hint="Try again while no other process writes to the table.",
             )
-        conversion = convert_to(lake.spark, description, mode, marker=marker)
+        conversion = convert_to(lake.spark, description, mode, markers=markers)
         publish_replacement(
             lake, table, conversion.columns, conversion.query, conversion.properties
         )

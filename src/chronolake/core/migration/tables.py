@@ -36,7 +36,7 @@ COPIED_FROM_PROPERTY: Final = "chronolake.copied-from"
 _OF_VERSIONS: Final = (HISTORY_SINCE_PROPERTY, EPSILON_PROPERTY)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
@@ -143,21 +143,21 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
 
 
 def copy_table_to_history(
-    lake: Lake, name: TableName, new_name: TableName, *, marker: str | None
+    lake: Lake, name: TableName, new_name: TableName, *, markers: Sequence[str]
 ) -> None:
     """Create a history table from a soft-delete or live table, which does not change.
 
     Args:
         name: the table to copy.
         new_name: the history table.
-        marker: the column that marks deleted rows; None: no row is deleted.
+        markers: the columns that mark deleted rows; empty: no row is deleted.
 
     Raises:
         TableNotFoundError: the table does not exist.
         TableExistsError: the new name belongs to a table that is not such a copy; nothing has
             changed.
         SchemaError: the table has no key, or a conflicting column.
-        UnknownColumnError: the marker does not exist.
+        UnknownColumnError: none of the markers exists.
         CommitError: the copy could not be published.
     """
 
@@ -169,7 +169,7 @@ def copy_table_to_history(
                 table=str(name),
                 hint="Copy the table without switching its mode.",
             )
-        conversion = convert_to(lake.spark, description, Mode.HISTORY, marker=marker)
+        conversion = convert_to(lake.spark, description, Mode.HISTORY, markers=markers)
         return conversion.columns, conversion.query, conversion.properties
 
     _copy(lake, name, new_name, as_history)
