@@ -221,6 +221,23 @@ def test_a_delete_from_before_the_switch_to_history_closes_the_record(caller: Ca
     assert (rows_warned, table) == (1, f"{caller.schema}.t")
 
 
+def test_an_upsert_and_a_delete_at_one_time_make_an_inactive_version(table: Caller) -> None:
+    """`seeds/history-mode.txt`, "Identical _fivetran_start and _fivetran_end values"."""
+    day = "2024-05-01T00:00:00Z"
+    request = table.request(
+        "t",
+        COLUMNS,
+        history=True,
+        earliest=[table.file("e", [{"k": "20", "_fivetran_start": day}])],
+        replace=[table.file("r", [version(20, "x", "y", "2024-05-01")])],
+        delete=[table.file("d", [{"k": "20", "_fivetran_end": day}])],
+    )
+    for _ in range(2):
+        assert table.stub.WriteHistoryBatch(request).success
+        found = [row for row in table.rows("t", *SHOWN) if row[0] == 20]
+        assert found == [(20, "x", "y", at("2024-05-01"), at("2024-05-01"), False)]
+
+
 def test_versions_that_contradict_themselves_are_taken_and_counted(table: Caller) -> None:
     rows = [
         version(1, "fits", "b", "2024-05-01"),
