@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import count
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from chronolake.core import migration
 from chronolake.errors import UnknownColumnError
 from chronolake.lake import Lake
 from chronolake.types import DELETED, SYNCED, Column, ColumnType, Kind, Mode, TableName
-from support.commands import run_command
+from support.commands import run_command, run_words
 from support.datalakes import iceberg_in
 
 _BOOLEAN = ColumnType(Kind.BOOLEAN)
@@ -89,11 +90,17 @@ def test_the_option_can_be_repeated(lake: Lake, capsys: pytest.CaptureFixture[st
     assert active(lake, name)[0] == {0: False, 1: False, 2: True, 3: True}
 
 
-def test_configured_columns_are_the_default(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configured_columns_are_the_default(
+    lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = fill(lake, [DELETED, "is_removed"], [(False, True), (True, None), (None, False)])
     tables = {str(name): {"deleted_columns": [DELETED, "is_removed", "is_archived"]}}
-    words = ("--set", f"tables={json.dumps(tables)}")
-    code, _, problem = run_command(lake.config.path, capsys, "mode", str(name), "history", *words)
+    project = tmp_path / "project"
+    project.mkdir()
+    written = {"lake": {"path": str(lake.config.path), "tables": tables}}
+    (project / "chronolake.yml").write_text(json.dumps(written))
+    words = ("mode", str(name), "history", "--project", str(project))
+    code, _, problem = run_words(capsys, *words)
     assert code == 0, problem
     assert active(lake, name)[0] == {0: False, 1: False, 2: True}
 

@@ -325,7 +325,7 @@ def test_a_switch_may_be_cancelled_while_it_waits(orders: Orders) -> None:
             if command.poll() is None:
                 command.kill()
     assert command.returncode not in {0, None}, output
-    assert "Waiting for the sync of the pipeline shop to pause" in output
+    assert "Waiting for the sync of the pipeline shop to pause" in " ".join(output.split())
     assert orders.requested() == [("live", "cancelled")]
     assert orders.mode == "history"
     orders.set("history", _DAYS + 1)

@@ -44,6 +44,7 @@ def test_the_names_for_reading_without_spark_are_these() -> None:
     assert sorted(inspect.__all__) == [
         "Change",
         "Ending",
+        "Lineage",
         "MonthlyUsage",
         "TableSummary",
         "Timeline",

@@ -215,7 +215,7 @@ DECLARING: Final = pa.schema(
 )
 #: The value of `grax__deletesource` for records that the source deleted, in
 #: `seeds/data-lake-v2.txt`.
-_SOURCE: Final = pa.scalar("source")
+_SOURCE: Final = "source"
 #: The types that landing files use for numbers.
 _WIDE: Final = {Kind.SHORT: pa.int64(), Kind.INT: pa.int64(), Kind.FLOAT: pa.float64()}
 
