@@ -30,7 +30,6 @@ from chronolake.lake import Lake
 from chronolake.types import DELETED, SYNCED, Column, ColumnType, Kind, Mode, TableName
 from support.catalogs.oauth import OAuth
 from support.catalogs.server import RestCatalogServer
-from support.engines import wait_until
 from support.lakes import lake_config
 from support.store.faulty_proxy import (
     Answer,
@@ -39,6 +38,7 @@ from support.store.faulty_proxy import (
     LoseResponse,
     refused_by_catalog,
 )
+from support.waiting import wait_until
 
 _COMMIT: Final = r"POST /v1/namespaces/[^/]*/tables/[^/]+$"
 _COLUMNS: Final = (

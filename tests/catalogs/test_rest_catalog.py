@@ -13,7 +13,6 @@ from support.catalogs.accounts import Accounts, Open
 from support.catalogs.oauth import OAuth
 from support.catalogs.projects import CatalogProject
 from support.catalogs.server import RestCatalogServer, properties_on_s3, rest_catalog
-from support.engines import TIMEOUT
 from support.processes import KILLED
 from support.store.faulty_proxy import (
     Fault,
@@ -23,6 +22,7 @@ from support.store.faulty_proxy import (
     refused_by_catalog,
 )
 from support.store.server import s3_server
+from support.waiting import TIMEOUT
 
 _CREDENTIAL: Final = "chronolake:a-secret-of-tests"
 _COMMIT: Final = r"POST /v1/namespaces/[^/]*/tables/[^/]+$"

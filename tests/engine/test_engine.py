@@ -23,7 +23,8 @@ from chronolake.cli.engine import _describe
 from chronolake.engine import background, client, messages
 from chronolake.engine.command import is_for_java
 from support.datalakes import DataLake, iceberg, project
-from support.engines import ENGINE, TIMEOUT, EngineProcess, wait_until, write_accounts
+from support.engines import ENGINE, EngineProcess, write_accounts
+from support.waiting import TIMEOUT, wait_until
 
 _UNKNOWN: Final = env.PROJECT.replace("PROJECT", "UNKNOWN")
 _SOURCE: Final = "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"

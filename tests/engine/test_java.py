@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 
 from chronolake.session import JAVA_OPTIONS, java_home, settings_of_java, start_settings
-from support.engines import TIMEOUT
 from support.lakes import SPARK
+from support.waiting import TIMEOUT
 
 #: Starts a JVM as an engine does.
 _START: Final = """\

@@ -19,9 +19,10 @@ from chronolake.config import load_project
 from chronolake.engine import lock
 from support.crash.server_process import UP_VARIABLE, configure, serve
 from support.datalakes import DataLake, iceberg, project
-from support.engines import AT, ENGINE, TIMEOUT, Up, wait_until, write_accounts
+from support.engines import AT, ENGINE, Up, write_accounts
 from support.server.caller import SYNCED
 from support.server.sent_rows import Batch, SentTable
+from support.waiting import TIMEOUT, wait_until
 
 _PIPELINE: Final = "  {name}:\n    source: {{type: data_lake_v2, path: {name}, org: X}}\n"
 _EVERY: Final = "    every: 1s\n"

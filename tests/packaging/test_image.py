@@ -16,10 +16,10 @@ import pytest
 import yaml
 from postgresql import psql, server
 
-from support.engines import TIMEOUT, wait_until
 from support.image import Image, can_overlay, image_of_this_machine
 from support.maven_mirror import fill, serve, write_ivy_settings
 from support.store.server import ACCESS_KEY, SECRET_KEY, s3_server
+from support.waiting import TIMEOUT, wait_until
 
 ROOT: Final = Path(__file__).parents[2]
 _SERVICE: Final = yaml.safe_load((ROOT / "deploy/compose/compose.yml").read_text())["services"]

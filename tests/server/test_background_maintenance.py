@@ -16,6 +16,7 @@ from chronolake.server.maintenance import BackgroundMaintenance
 from chronolake.types import TableName
 from support.lakes import lake_config
 from support.server.caller import SYNCED, Caller
+from support.waiting import wait_until
 
 COLUMNS = ["id*:LONG", SYNCED]
 NAME = TableName("kept", "t")
@@ -56,10 +57,7 @@ def send(lake: Lake, files: Path, batches: range, *, automatic: bool) -> Caller:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(holds, "it was not maintained")
 
 
 def data_files(lake: Lake) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from chronolake.protos import destination_sdk_pb2
 from chronolake.server import ServeOptions, Server
 from chronolake.types import TableName
 from support.server.caller import SYNCED, Caller, column
+from support.waiting import wait_until
 
 COLUMNS = ["id*:LONG", "v:STRING", SYNCED]
 _WORKERS = ServeOptions(port=0).max_workers
@@ -32,11 +32,8 @@ def _batch(caller: Caller, name: str, value: str) -> Any:
     return caller.request(name, COLUMNS, replace=files)
 
 
-def _until(holds: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
+def _until(holds: Callable[[], Any]) -> None:
+    wait_until(holds, "it did not happen")
 
 
 @contextmanager

@@ -12,7 +12,8 @@ import pytest
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.store import Store
 from support.connectors import Shop
-from support.engines import TIMEOUT, shared_engine
+from support.engines import shared_engine
+from support.waiting import TIMEOUT
 
 _FUNCTIONS = """
 import chronolake, pathlib, time

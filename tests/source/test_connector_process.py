@@ -7,8 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +16,8 @@ import yaml
 from chronolake.pipeline.streams import source_of
 from chronolake.source.protocol import ChangeSource, StreamFailure
 from support.connectors import Shop, stream
+from support.waiting import TIMEOUT, wait_until
 
-_SECONDS: Final = 60
 #: A tap with a child; both of them may ignore SIGTERM.
 _TAP: Final = """
 import os, signal, sys, time
@@ -35,13 +33,6 @@ else:
     os.rename("child.new", "child")
 time.sleep(600)
 """
-
-
-def _wait_until(is_true: Callable[[], bool]) -> None:
-    limit = time.monotonic() + _SECONDS
-    while not is_true():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 def _is_running(process: int) -> bool:
@@ -87,21 +78,24 @@ def test_a_stopped_command_leaves_nothing(
     tmp_path: Path, number: signal.Signals, *, ignores: bool
 ) -> None:
     process = _start(tmp_path, _TAP.format(ignores=ignores))
-    _wait_until(lambda: (tmp_path / "config-path").exists() and (tmp_path / "child").exists())
+    wait_until(
+        lambda: (tmp_path / "config-path").exists() and (tmp_path / "child").exists(),
+        "the connector is not in this state",
+    )
     config = Path((tmp_path / "config-path").read_text())
     child = int((tmp_path / "child").read_text())
     assert b"hidden-word" in config.read_bytes()
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert stat.S_IMODE(config.parent.stat().st_mode) == 0o700
     process.send_signal(number)
-    assert process.wait(_SECONDS) == -number
+    assert process.wait(TIMEOUT) == -number
     if number is signal.SIGKILL:
         os.killpg(os.getpgid(child), signal.SIGKILL)
         # What a killed process has left is removed by the next one.
         assert config.exists()
-        assert _start(tmp_path, "raise SystemExit(1)").wait(_SECONDS)
+        assert _start(tmp_path, "raise SystemExit(1)").wait(TIMEOUT)
     else:
-        _wait_until(lambda: not _is_running(child))
+        wait_until(lambda: not _is_running(child), "the connector is not in this state")
     assert list((tmp_path / "tmp").glob("chronolake-connector-*")) == []
 
 
@@ -142,11 +136,11 @@ def test_a_connector_gets_only_configured_variables(
 def test_the_folder_of_a_running_command_is_kept(tmp_path: Path) -> None:
     process = _start(tmp_path, _TAP.format(ignores=False))
     try:
-        _wait_until((tmp_path / "config-path").exists)
+        wait_until((tmp_path / "config-path").exists, "the connector has not begun")
         config = Path((tmp_path / "config-path").read_text())
-        assert _start(tmp_path, "raise SystemExit(1)").wait(_SECONDS)
+        assert _start(tmp_path, "raise SystemExit(1)").wait(TIMEOUT)
         assert config.exists()
     finally:
         process.terminate()
-        process.wait(_SECONDS)
+        process.wait(TIMEOUT)
     assert not config.parent.exists()

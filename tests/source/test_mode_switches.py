@@ -34,9 +34,9 @@ from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, DELETED
 from support.commands import run_words
 from support.declarative.apis import Api, ReceivedRequest, Reply
-from support.engines import wait_until
 from support.processes import KILLED, run_command
 from support.source import databases
+from support.waiting import wait_until
 
 _DAYS = 27
 

@@ -11,9 +11,9 @@ import pytest
 from chronolake.errors import ChronolakeError
 from chronolake.pipeline.streams import source_of
 from chronolake.source.protocol import CheckedSource, CheckResult, Level
-from support.engines import wait_until
 from support.source.mysql_servers import FLAVORS, MysqlShop, instance, server
 from support.tls import Identity
+from support.waiting import wait_until
 
 _BOTH = [
     pytest.param("mysql"),

@@ -15,11 +15,12 @@ import pytest
 
 from chronolake.failpoints import FAILPOINTS
 from chronolake.pipeline.runs import Status
-from support.engines import Up, forks_of, wait_until
+from support.engines import Up, forks_of
 from support.processes import run_command_until_failpoint
 from support.seeds import draw_seeds
 from support.source import workload
 from support.source.databases import Shop
+from support.waiting import wait_until
 
 _POINTS = [
     name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))

@@ -25,12 +25,13 @@ from chronolake.spark_requirements import EXTENSIONS
 from support.cluster import PYTHON, Cluster, can_isolate, cluster, conf
 from support.datalakes import DataLake
 from support.declarative.apis import Api, Reply
-from support.engines import AT, TIMEOUT, wait_until
+from support.engines import AT
 from support.source.mysql_servers import FLAVORS, MysqlShop
 from support.source.mysql_servers import server as mysql_server
 from support.source.sftp import sftp_server
 from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
+from support.waiting import TIMEOUT, wait_until
 
 _WORKERS: Final = ("one", "two")
 #: Sent to executors with the jobs.

@@ -19,11 +19,12 @@ from chronolake.failpoints import FAILPOINTS
 from chronolake.object_store import BucketPath
 from chronolake.source.protocol import raw_folder
 from support.datalakes import DataLake
-from support.engines import AT, TIMEOUT
+from support.engines import AT
 from support.processes import KILLED
 from support.store.faulty_proxy import CutUpload, Fault, FaultyProxy, LoseResponse, Refuse
 from support.store.projects import CREDENTIALS, BucketProject, bucket_engine
 from support.store.server import S3Server
+from support.waiting import TIMEOUT
 
 _SHOP: Final = {"mode": "history"}
 

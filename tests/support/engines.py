@@ -1,4 +1,4 @@
-"""Engines in processes of their own, and waiting for what they do."""
+"""Engines in processes of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +18,8 @@ from typing import Any, Final
 import httpx
 
 from support.datalakes import DataLake, project
+from support.waiting import TIMEOUT, wait_until
 
-#: Seconds after which a command counts as hanging, however busy the machine is.
-TIMEOUT: Final = 1800.0
 #: When accounts were modified, in microseconds since 1970.
 AT: Final = 1_767_225_600_000_000
 #: An engine of a project without an idle time, and without a warm-up that competes with commands.
@@ -36,18 +34,6 @@ file = Path(sys.argv[1])
 ran = Engine(lake_of_project(file).path, file, lambda: lake_of_project(file), main, None).run()
 sys.exit(0 if ran else 1)
 """
-
-
-def wait_until(is_met: Callable[[], object], what: str) -> None:
-    """Wait until a condition is met.
-
-    Raises:
-        AssertionError: it was not met in time, with `what` as the message.
-    """
-    until = time.monotonic() + TIMEOUT
-    while not is_met():
-        assert time.monotonic() < until, what
-        time.sleep(0.05)
 
 
 @cache

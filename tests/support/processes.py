@@ -9,7 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from support.engines import TIMEOUT, shared_engine
+from support.engines import shared_engine
+from support.waiting import TIMEOUT
 
 #: The command line, as a program.
 COMMAND: Final = "from chronolake.cli import main; main()"

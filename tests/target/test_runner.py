@@ -6,8 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from chronolake.target.publication import PublishResult
 from chronolake.target.runner import ChangeWatch, PublishFailure, publish, publish_on_schedule
 from support.processes import run_command
 from support.target.targets import HISTORY, LIVE, Target, write, write_versions
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("config", ["postgres"], indirect=True)
 
@@ -31,13 +30,6 @@ def _project(target: Target, folder: Path, more: str = "") -> Project:
         f"    dsn: '{target.config.dsn}'\n    tables: ['sales.*']\n{more}"
     )
     return load_project(file)
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def test_command_publishes_and_reports_each_table(target: Target, tmp_path: Path) -> None:
@@ -90,10 +82,10 @@ def test_changes_are_published_until_stopped(target: Target, tmp_path: Path) -> 
     thread.start()
     try:
         exists = f"SELECT to_regclass('{target.table(LIVE)}') IS NOT NULL"
-        _wait_until(lambda: target.run(exists) == [(True,)])
+        wait_until(lambda: target.run(exists) == [(True,)], "nothing was published")
         write(target.lake, range(10, 20), "second")
         count = f"SELECT count(*) FROM {target.table(LIVE)}"
-        _wait_until(lambda: target.run(count) == [(20,)])
+        wait_until(lambda: target.run(count) == [(20,)], "the change was not published")
     finally:
         is_stopped.set()
         thread.join()
@@ -124,7 +116,10 @@ def test_serve_publishes_changes(target: Target, tmp_path: Path) -> None:
     )
     try:
         exists = f"SELECT to_regclass('{target.table(LIVE)}') IS NOT NULL"
-        _wait_until(lambda: server.poll() is not None or target.run(exists) == [(True,)])
+        wait_until(
+            lambda: server.poll() is not None or target.run(exists) == [(True,)],
+            "nothing was published",
+        )
         assert server.poll() is None
     finally:
         server.terminate()

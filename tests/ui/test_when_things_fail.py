@@ -28,6 +28,7 @@ from chronolake.pipeline.store import Store, migrate
 from chronolake.ui.pages.tables import HEADINGS, TablesQuery
 from chronolake.ui.rendering import environment
 from support.ui.uiprocess import start, stop
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -118,10 +119,14 @@ def test_invalid_usage_does_not_make_a_table_unreadable(asked: httpx.Client) -> 
 
 def all_read(asked: httpx.Client) -> str:
     """Return the list of tables once all of them are read."""
-    deadline = time.monotonic() + 60
-    while "data-unread" in (reported := asked.get("/part/tables").text):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    reported = ""
+
+    def is_read() -> bool:
+        nonlocal reported
+        reported = asked.get("/part/tables").text
+        return "data-unread" not in reported
+
+    wait_until(is_read, "the tables are not read")
     return reported
 
 
@@ -231,12 +236,9 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
         many = [socket.create_connection(place) for _ in range(60)]
         for connection in many:
             connection.sendall(b"GET /table?name=s.hung HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        deadline = time.monotonic() + 60
         # Requests beyond the waiting queue are refused at once.
-        while len(reported := select.select(many, [], [], 1)[0]) < 20:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        refused = reported[-1].recv(65_536).decode()
+        wait_until(lambda: len(select.select(many, [], [], 1)[0]) >= 20, "none is refused")
+        refused = select.select(many, [], [], 1)[0][-1].recv(65_536).decode()
         assert refused.startswith("HTTP/1.1 503")
         assert "retry-after: 5" in refused
         begun = time.monotonic()
@@ -254,9 +256,6 @@ def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
 
 
 def expect_status(asked: httpx.Client, path: str, status: int) -> httpx.Response:
-    """Repeat a request until its response has this status, for at most 60 s."""
-    deadline = time.monotonic() + 60
-    while (answer := asked.get(path)).status_code != status:
-        assert time.monotonic() < deadline, answer.text
-        time.sleep(0.1)
-    return answer
+    """Repeat a request until its response has this status."""
+    wait_until(lambda: asked.get(path).status_code == status, f"the status is not {status}")
+    return asked.get(path)

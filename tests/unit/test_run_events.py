@@ -15,6 +15,7 @@ from chronolake.pipeline import run_history
 from chronolake.pipeline.events import Report
 from chronolake.pipeline.runs import Run, Stage, Status, StreamRun
 from chronolake.pipeline.store import Store
+from support.waiting import wait_until
 
 _RUN = Run("r", "shop", "2026-01-01T00:00:00.000Z", None, Status.RUNNING, "here:1:")
 
@@ -61,10 +62,7 @@ def test_a_step_is_seen_within_seconds_although_nothing_follows(tmp_path: Path) 
     store, _ = _opened(tmp_path)
     with Report(store, _RUN, lambda _: None) as report:
         report.note_soon(_stream(7))
-        deadline = time.monotonic() + 30
-        while not store.streams_of("r"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: store.streams_of("r"), "it is not stored")
     ((stream_run,),) = (run.streams for run in run_history.runs(load(tmp_path)).runs)
     assert stream_run.record.rows == 7
 

@@ -14,10 +14,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from chronolake.types import DELETED, START
-from support.engines import TIMEOUT
 from support.matrix.sources import RecordSource
 from support.processes import KILLED
 from support.store.projects import BucketProject
+from support.waiting import TIMEOUT
 
 _PIPELINE: Final = "shop"
 

@@ -19,9 +19,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 
 from chronolake.config import Project, load_project
-from support.engines import ENGINE, TIMEOUT, EngineProcess
+from support.engines import ENGINE, EngineProcess
 from support.lakes import SPARK
 from support.store.server import ACCESS_KEY, SECRET_KEY
+from support.waiting import TIMEOUT
 
 _EXAMPLES: Final = Path(__file__).parents[3] / "examples"
 #: Seconds in which a destination ends.
