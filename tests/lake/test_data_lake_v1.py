@@ -138,6 +138,7 @@ def test_versions_of_a_data_lake_v1(hourly: Hourly) -> None:
     assert not columns & {*_TIMES, "source__modified", "grax__idseq"}
 
 
+@pytest.mark.long
 def test_without_times_of_the_source_those_of_the_writer_are_used(hourly: Hourly) -> None:
     """Without SystemModstamp: `grax__added`, and without this the hour."""
     hourly.write(0, "a.parquet", [{"Id": "1", "grax__added": _at(5), "Name": "added"}])
@@ -167,6 +168,7 @@ def test_without_times_of_the_source_those_of_the_writer_are_used(hourly: Hourly
     ]
 
 
+@pytest.mark.long
 def test_each_column_is_a_field_of_its_own(hourly: Hourly) -> None:
     """Only v2 has typed fields: `X_i` beside `X` is another field."""
     row = {"Id": "1", "SystemModstamp": _salesforce(1), "Size": "5 m", "Size_i": 5}
@@ -277,6 +279,7 @@ def test_what_the_format_cannot_guarantee_is_reported(
     assert json.loads(reported)[0]["files_late"] == 0
 
 
+@pytest.mark.long
 def test_a_bad_file_is_named_by_its_hour_and_may_be_left_out(tmp_path: Path) -> None:
     """Files of several hours may have one name."""
     hourly = Hourly(tmp_path, ", on_bad_file: quarantine")

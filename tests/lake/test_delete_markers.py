@@ -80,6 +80,7 @@ def test_a_row_is_deleted_if_any_existing_marker_is_true(lake: Lake, data: st.Da
     assert core.verify(lake, name).holds
 
 
+@pytest.mark.long
 def test_the_option_can_be_repeated(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     rows: list[Row] = [(False, True), (True, None), (None, False), (None, None)]
     name = fill(lake, [DELETED, "is_removed"], rows)
@@ -105,6 +106,7 @@ def test_configured_columns_are_the_default(
     assert active(lake, name)[0] == {0: False, 1: False, 2: True}
 
 
+@pytest.mark.long
 def test_a_switch_to_live_removes_rows_with_any_marker(lake: Lake) -> None:
     name = fill(lake, [DELETED, "is_removed"], [(False, True), (True, None), (None, False)])
     migration.switch_mode(lake, name, Mode.LIVE, markers=[DELETED, "is_removed"])

@@ -176,6 +176,7 @@ def test_every_kind_of_source_makes_the_same_table(
     assert stored(lake, name) == RESYNCED
 
 
+@pytest.mark.long
 def test_the_active_versions_of_another_history_table_are_a_source(
     lake: Lake, name: TableName, run: Run
 ) -> None:
@@ -248,6 +249,7 @@ def test_what_is_not_valid_is_refused_before_anything_changes(
     assert lake.catalog.load(name).snapshot_id == snapshot
 
 
+@pytest.mark.long
 def test_tables_that_cannot_be_re_synced_are_refused(lake: Lake, name: TableName, run: Run) -> None:
     live = TableName("resynced", f"plain{next(_numbers)}")
     core.create(lake, live, _LIVE)

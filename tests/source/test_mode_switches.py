@@ -302,6 +302,7 @@ def test_the_command_may_be_killed_after_its_request(orders: Orders, tmp_path: P
     _expect_as_between_syncs(orders, "live", tmp_path / "twin")
 
 
+@pytest.mark.long
 def test_a_switch_may_be_cancelled_while_it_waits(orders: Orders) -> None:
     """The request is withdrawn, and chronolake.yml decides."""
     orders.begin()
