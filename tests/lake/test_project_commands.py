@@ -291,7 +291,7 @@ def test_status_shows_what_the_lake_has_while_a_source_is_away(
         assert reason in row.pop("source_error")
         same = {name: before[name] for name in row.keys() - {"behind_seconds", "wanted_mode"}}
         # Its files cannot be listed.
-        same |= {"files_waiting": None, "bytes_waiting": None}
+        same |= dict.fromkeys(["files_waiting", "bytes_waiting", "files_late"])
         assert {name: row[name] for name in same} == same
     code, reported, problem = _ran(folder, capsys, "status")
     assert code == 1
