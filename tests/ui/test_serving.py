@@ -56,7 +56,7 @@ def guarded(empty: Path) -> Iterator[Served]:
     assert stop(served) == 0
 
 
-def test_it_is_up_within_three_seconds_and_never_knows_spark(shop: Shop) -> None:
+def test_it_never_knows_spark(shop: Shop) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WITNESS, "ui", "--lake", str(shop.folder), "--port", "0", "--json"],
         stdout=subprocess.PIPE,
@@ -66,7 +66,6 @@ def test_it_is_up_within_three_seconds_and_never_knows_spark(shop: Shop) -> None
     assert process.stdout is not None
     address = httpx.URL(process.stdout.readline().split('"')[3])
     first = httpx.get(address)
-    took = processor_seconds(process.pid)
     with httpx.Client(base_url=address) as client:
         statuses = {path: client.get(path).status_code for path in PAGES}
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -75,20 +74,9 @@ def test_it_is_up_within_three_seconds_and_never_knows_spark(shop: Shop) -> None
     _, reported = process.communicate(timeout=10)
 
     assert first.status_code == 200
-    # Not by the clock: other tests may keep the machine busy.
-    assert took < 3, f"it took {took:.1f} s of the processor"
     assert statuses == dict.fromkeys(PAGES, 200)
     assert started == []
     assert reported == "False\n"
-
-
-def processor_seconds(process: int) -> float:
-    """Return the CPU seconds of a process, with all of its threads."""
-    reported = Path(f"/proc/{process}/stat")
-    if not reported.exists():
-        pytest.skip("this system does not report how long another process has used the processor")
-    fields = reported.read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
