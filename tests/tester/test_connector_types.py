@@ -69,6 +69,7 @@ def keys_of(table):
     return table.primary_key or ("_fivetran_id",)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "connector",
