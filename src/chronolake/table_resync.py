@@ -31,12 +31,12 @@ from chronolake.types import (
     END,
     HASH,
     HISTORY_COLUMNS,
+    PRESENT,
     START,
     SYNCED,
     VERSION,
     ColumnType,
     Kind,
-    Mode,
     TableName,
     quote,
 )
@@ -225,11 +225,7 @@ def _table_of(source: str) -> TableName | None:
 def _present_rows(lake: Lake, description: TableDescription) -> DataFrame:
     """Return the rows of a table that exist now, without what only its mode needs."""
     rows: DataFrame = lake.table(description.name).df
-    if description.mode is Mode.HISTORY:
-        rows = rows.where(ACTIVE)
-    elif description.mode is Mode.SOFT_DELETE:
-        rows = rows.where(f"NOT coalesce({DELETED}, false)")
-    return rows.drop(END, ACTIVE)
+    return rows.where(PRESENT[description.mode]).drop(END, ACTIVE)
 
 
 def _renamed(

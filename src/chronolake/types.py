@@ -29,6 +29,10 @@ ACTIVE: Final = "_fivetran_active"
 HISTORY_COLUMNS: Final = (START, END, ACTIVE)
 #: Pipeline tables: the row's version in the source (`core/scd2_sql.py`).
 VERSION: Final = "_chronolake_version"
+#: Of data lakes (`seeds/data-lake-v2.txt`): who deleted a record (`grax` for archives, `source` for
+#: deletions in the source), and the identifier of the record from which a record was restored.
+DELETE_SOURCE: Final = "grax__deletesource"
+RESTORED_FROM: Final = "grax__restoredfrom"
 #: Tables that are compared with snapshots of their source: a hash of the row (`core/row_hash.py`).
 HASH: Final = "_chronolake_hash"
 
@@ -122,6 +126,14 @@ class Mode(StrEnum):
     LIVE = "live"
     SOFT_DELETE = "soft-delete"
     HISTORY = "history"
+
+
+#: Conditions for the current rows of a table.
+PRESENT: Final = {
+    Mode.HISTORY: ACTIVE,
+    Mode.SOFT_DELETE: f"NOT coalesce({DELETED}, false)",
+    Mode.LIVE: "true",
+}
 
 
 _ARROW: Final[dict[Kind, pa.DataType]] = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from support.source.mysql_fixtures import shop
 from support.source.mysql_servers import MysqlShop, server
+
+__all__ = ["shop"]
 
 #: Statements, and whether they leave values that are not in the log.
 _ALTERED = [
@@ -45,14 +47,6 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """Yield the address of a server."""
     with server(request.param) as found:
         yield found
-
-
-@pytest.fixture
-def shop(address: str, tmp_path: Path) -> MysqlShop:
-    """Return an empty database, and the project that syncs it."""
-    found = MysqlShop(tmp_path, address)
-    found.prepare()
-    return found
 
 
 def _read_again(logged: list[Any]) -> set[str]:

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chronolake.types import ACTIVE
-from support.source.mysql_servers import ONE_FLAVOR, MysqlShop, server
+from support.source.mysql_fixtures import address, shop
+from support.source.mysql_servers import MysqlShop
 
-
-@pytest.fixture(scope="module", params=ONE_FLAVOR)
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of a server."""
-    with server(request.param) as found:
-        yield found
-
-
-@pytest.fixture
-def shop(address: str, tmp_path: Path) -> MysqlShop:
-    """Return an empty database, and the project that syncs it."""
-    found = MysqlShop(tmp_path, address)
-    found.prepare()
-    return found
+__all__ = ["address", "shop"]
 
 
 def test_changes_become_versions(shop: MysqlShop) -> None:
@@ -131,14 +117,13 @@ def test_values_that_the_log_omits_are_carried_over(shop: MysqlShop, image: str)
         "INSERT INTO items (id, b) VALUES (1, 'one'), (2, 'two')",
     )
     shop.sync_or_fail()
-    connection = shop.connect(database="shop")
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION binlog_row_image = '{image}'")
-        cursor.execute("UPDATE items SET a = 6 WHERE id = 1")
-        cursor.execute("INSERT INTO items (id) VALUES (3)")
-        cursor.execute("UPDATE items SET id = 4 WHERE id = 2")
-        cursor.execute("UPDATE items SET b = 'x' WHERE id = 3")
-    connection.close()
+    shop.run(
+        f"SET SESSION binlog_row_image = '{image}'",
+        "UPDATE items SET a = 6 WHERE id = 1",
+        "INSERT INTO items (id) VALUES (3)",
+        "UPDATE items SET id = 4 WHERE id = 2",
+        "UPDATE items SET b = 'x' WHERE id = 3",
+    )
     shop.sync_or_fail()
     names = ["a", "b", "c"]
     assert shop.states("items", ["id"], names) == {

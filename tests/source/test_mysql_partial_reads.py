@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from chronolake.pipeline.partial_reads import source_of_records
 from chronolake.pipeline.runs import Status
 from chronolake.pipeline.sync import sync
-from support.source.mysql_servers import ONE_FLAVOR, MysqlShop, server
+from support.source.mysql_fixtures import address, shop
+from support.source.mysql_servers import MysqlShop
 
-
-@pytest.fixture(scope="module", params=ONE_FLAVOR)
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of a server."""
-    with server(request.param) as found:
-        yield found
-
-
-@pytest.fixture
-def shop(address: str, tmp_path: Path) -> MysqlShop:
-    """Return an empty database, and the project that syncs it."""
-    found = MysqlShop(tmp_path, address)
-    found.prepare()
-    return found
+__all__ = ["address", "shop"]
 
 
 def _read(

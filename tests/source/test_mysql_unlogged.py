@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
 from chronolake.types import START
-from support.source.mysql_servers import ONE_FLAVOR, MysqlShop, server
+from support.source.mysql_fixtures import address, shop
+from support.source.mysql_servers import MysqlShop
 
-
-@pytest.fixture(scope="module", params=ONE_FLAVOR)
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Yield the address of a server."""
-    with server(request.param) as found:
-        yield found
-
-
-@pytest.fixture
-def shop(address: str, tmp_path: Path) -> MysqlShop:
-    """Return an empty database, and the project that syncs it."""
-    found = MysqlShop(tmp_path, address)
-    found.prepare()
-    return found
+__all__ = ["address", "shop"]
 
 
 def _agrees(shop: MysqlShop, table: str, columns: str) -> bool:
@@ -275,11 +261,7 @@ def test_a_default_that_changes_while_the_log_is_read(
 ) -> None:
     shop.run("CREATE TABLE items (id INT PRIMARY KEY, d INT DEFAULT 5)")
     shop.sync_or_fail()
-    connection = shop.connect(database="shop")
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION binlog_row_image = 'MINIMAL'")
-        cursor.execute("INSERT INTO items (id) VALUES (1)")
-    connection.close()
+    shop.run("SET SESSION binlog_row_image = 'MINIMAL'", "INSERT INTO items (id) VALUES (1)")
     changes = iter(["ALTER TABLE items ALTER d SET DEFAULT 6"])
 
     def change(point: str) -> None:

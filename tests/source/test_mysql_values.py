@@ -411,11 +411,7 @@ def test_defaults_of_minimal_rows_are_the_texts_of_the_server(shop: MysqlShop) -
         "INSERT INTO given (id) VALUES (1)",
     )
     shop.sync_or_fail()
-    connection = shop.connect(database="shop")
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION binlog_row_image = 'MINIMAL'")
-        cursor.execute("INSERT INTO given (id) VALUES (2)")
-    connection.close()
+    shop.run("SET SESSION binlog_row_image = 'MINIMAL'", "INSERT INTO given (id) VALUES (2)")
     shop.sync_or_fail()
     (copied, logged) = shop.present("given", ["id", *"abcdefghij"])
     assert copied[1:] == logged[1:]

@@ -494,6 +494,25 @@ def print_json_lines(values: Sequence[Any]) -> None:
     sys.stdout.write(f"[\n{lines}\n]\n" if values else "[]\n")
 
 
+def confirm_loss(lost: str, question: str, *, json: bool, instead: str = "") -> None:
+    """Ask the user to confirm a loss of data; a script needs `--yes`.
+
+    Args:
+        lost: what would be lost, as a sentence without its end.
+        question: the question.
+        json: whether the output is JSON, so that nobody is asked.
+        instead: what else a script can do, after a semicolon.
+
+    Raises:
+        BadParameter: nobody can be asked.
+        Abort: the user does not confirm.
+    """
+    if json or not sys.stdin.isatty():
+        raise typer.BadParameter(f"{lost}. Confirm with --yes{instead}", param_hint="--yes")
+    console(stderr=True).print(f"{lost}.")
+    typer.confirm(question, abort=True, err=True)
+
+
 def fail(code: int = 1) -> NoReturn:
     """End the command with an exit code, without a message."""
     raise typer.Exit(code)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +21,7 @@ from chronolake.cli.app import (
     TableArgument,
     app,
     configuration,
+    confirm_loss,
     console,
     open_existing,
     parse_table_name,
@@ -150,17 +150,10 @@ def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:
 
 
 def _confirm(plan: SwitchPlan, *, json: bool) -> None:
-    """Ask the user for confirmation; a script needs `--yes`."""
     of = output.counted_rows(plan.rows_before, plan.before)
     lost = f"{plan.table} would lose {plan.forgets} ({plan.rows_lost:,} of {of})"
-    if json or not sys.stdin.isatty():
-        copied = "; --keep-history-as TABLE keeps a copy"
-        raise typer.BadParameter(
-            f"{lost}. Confirm with --yes{copied if plan.before is Mode.HISTORY else ''}",
-            param_hint="--yes",
-        )
-    console(stderr=True).print(f"{lost}.")
-    typer.confirm("Switch?", abort=True, err=True)
+    copied = "; --keep-history-as TABLE keeps a copy" if plan.before is Mode.HISTORY else ""
+    confirm_loss(lost, "Switch?", json=json, instead=copied)
 
 
 def _progress(text: str, *, json: bool) -> AbstractContextManager[object]:

@@ -60,7 +60,7 @@ def switch(
     if table.mode is wanted or dry_run:
         _print(_outcome(config, table, stream, is_done=False), json=json)
         return
-    _Switch(config, stream, json).run()
+    _Switch(config, table, stream, json).run()
     outcome = _outcome(config, table, stream, is_done=True)
     if not outcome["done"]:
         raise LakeError(
@@ -117,6 +117,7 @@ class _Switch:
     """A switch: by this process if nothing runs the pipeline, or else by the one that does."""
 
     config: LakeConfig
+    table: CatalogTable
     stream: Stream
     json: bool
     _is_begun: bool = False
@@ -127,12 +128,13 @@ class _Switch:
         Raises:
             ChronolakeError: the table could not be switched.
         """
-        from chronolake.pipeline.lease import hold_lease
+        from chronolake.pipeline.lease import greatest_token_read, hold_lease
         from chronolake.pipeline.store import Store
-        from chronolake.pipeline.switch_requests import RequestState, set_state
+        from chronolake.pipeline.switch_requests import RequestReader, RequestState, set_state
 
         store = Store.open(self.config)
-        above = self._greatest_token()
+        requests = RequestReader(self.config.store_database)
+        above = greatest_token_read([self.table])
         request: SwitchRequest | None = None
         try:
             while True:
@@ -149,20 +151,13 @@ class _Switch:
                         if request is not None:
                             set_state(store, request, RequestState.DONE)
                         return
-                if self._is_answered(request):
+                if request is not None and self._is_answered(requests.current(request)):
                     return
                 time.sleep(_POLL_SECONDS)
         except BaseException:
             if request is not None:
                 set_state(store, request, RequestState.CANCELLED)
             raise
-
-    def _greatest_token(self) -> int:
-        from chronolake import inspect
-        from chronolake.pipeline.properties import LEASE_PROPERTY
-
-        stored = inspect.look_up(self.config, self.stream.table)
-        return int(stored.iceberg.properties.get(LEASE_PROPERTY, 0))
 
     def _request(self, store: Store, busy: PipelineBusyError) -> SwitchRequest:
         from chronolake.pipeline.switch_requests import store_request
@@ -181,17 +176,14 @@ class _Switch:
         with open_lake(self.config, json=self.json) as lake:
             switch_table(lake, self.stream, lease)
 
-    def _is_answered(self, request: SwitchRequest | None) -> bool:
-        """Return whether another process has switched the table.
+    def _is_answered(self, now: SwitchRequest | None) -> bool:
+        """Return whether another process has switched the table, from the current request.
 
         Raises:
             LakeError: it could not, or a later request has replaced this one.
         """
-        from chronolake.pipeline.switch_requests import RequestReader, RequestState
+        from chronolake.pipeline.switch_requests import RequestState
 
-        if request is None:
-            return False
-        now = RequestReader(self.config.store_database).current(request)
         if now is None:
             raise LakeError(
                 "A later command has requested another switch of the table.",

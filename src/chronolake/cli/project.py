@@ -181,7 +181,7 @@ def _tables_status(
                 "wanted_mode": setting,
                 "auto": setting is ModeSetting.AUTO,
                 "sees": fresh.stream_properties.capture_method,
-                "position": fresh.stream_properties.watermark,
+                "position": fresh.stream_properties.applied.watermark,
                 "quarantined": [vars(file) for file in Quarantine.from_json(quarantined).files],
                 "files_waiting": None if fresh.waiting is None else fresh.waiting.files,
                 "bytes_waiting": None if fresh.waiting is None else fresh.waiting.bytes,

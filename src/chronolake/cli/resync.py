@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,14 +12,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from chronolake.cli import output
-from chronolake.cli.app import console, open_existing, print_json
+from chronolake.cli.app import confirm_loss, console, open_existing, print_json
 from chronolake.errors import BatchError, ConfigurationError
 from chronolake.location import scheme_of
 from chronolake.types import STREAM_PROPERTY, Mode, TableName
 
 if TYPE_CHECKING:
     from chronolake.config import LakeConfig
-    from chronolake.core import ResyncPlan
     from chronolake.inspect.catalog import CatalogTable
 
 
@@ -64,12 +62,12 @@ def resync_table(table: TableName, given: str, stored: LakeConfig, options: Resy
         BatchError: the table is not in history mode, or the rows are not valid.
     """
     from chronolake import inspect
-    from chronolake.config import FileFormat
+    from chronolake.config import VERSIONED, FileFormat
     from chronolake.instants import micros_of
     from chronolake.types import now_micros, stored_name
 
     at = now_micros() if options.at is None else micros_of(options.at)
-    formats = [form.value for form in FileFormat if form not in _TABLE_FORMATS]
+    formats = [form.value for form in FileFormat if form not in VERSIONED]
     if options.format is not None and options.format not in formats:
         raise typer.BadParameter(f"write {', '.join(formats)}", param_hint="--format")
     _raise_if_impossible(inspect.look_up(stored, table))
@@ -93,16 +91,13 @@ def resync_table(table: TableName, given: str, stored: LakeConfig, options: Resy
             plan = prepared.plan
             if not options.dry_run:
                 if plan.loses and not options.yes:
-                    _confirm(plan, json=options.json)
+                    lost = f"{plan.table} would lose {plan.loses}"
+                    confirm_loss(lost, "Re-sync?", json=options.json)
                 prepared.run()
             if options.json:
                 print_json(output.resync_plan_json(plan, prepared.origin, done=not options.dry_run))
             else:
                 console().print(output.format_resync_plan(plan, done=not options.dry_run))
-
-
-#: Formats of tables that other programs write, which are not files of rows.
-_TABLE_FORMATS = frozenset({"iceberg", "delta"})
 
 
 def _raise_if_impossible(table: CatalogTable) -> None:
@@ -127,12 +122,3 @@ def _raise_if_impossible(table: CatalogTable) -> None:
             table=str(table.name),
             hint=f"`chronolake mode '{table.name}' history` starts to keep its history.",
         )
-
-
-def _confirm(plan: ResyncPlan, *, json: bool) -> None:
-    """Ask the user for confirmation; a script needs `--yes`."""
-    lost = f"{plan.table} would lose {plan.loses}"
-    if json or not sys.stdin.isatty():
-        raise typer.BadParameter(f"{lost}. Confirm with --yes", param_hint="--yes")
-    console(stderr=True).print(f"{lost}.")
-    typer.confirm("Re-sync?", abort=True, err=True)

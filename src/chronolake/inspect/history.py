@@ -24,6 +24,7 @@ from chronolake.inspect.scan import FILE, ROW, StoredRows
 from chronolake.parsing import clocks_of
 from chronolake.types import (
     ACTIVE,
+    DELETE_SOURCE,
     END,
     HASH,
     HISTORY_COLUMNS,
@@ -44,8 +45,7 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
 
 
-#: Who deleted a record of a data lake: `grax` if it was archived (`seeds/data-lake-v2.txt`).
-DELETE_SOURCE: Final = "grax__deletesource"
+#: The value of `DELETE_SOURCE` for records that were archived.
 _ARCHIVE: Final = "grax"
 _HIDDEN_COLUMNS: Final = {*HISTORY_COLUMNS, SYNCED, VERSION, HASH}
 #: Up to this many values are converted at once when all versions are iterated.

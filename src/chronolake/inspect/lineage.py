@@ -15,14 +15,13 @@ import pyarrow.compute as pc
 
 from chronolake.formatting import cells
 from chronolake.inspect.scan import StoredRows
+from chronolake.types import RESTORED_FROM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from chronolake.inspect.catalog import CatalogTable
 
-#: The column with the identifier of the record from which a record was restored.
-RESTORED_FROM: Final = "grax__restoredfrom"
 #: The maximum number of records in each direction.
 MAX_RECORDS: Final = 100
 

@@ -114,10 +114,11 @@ def bad_files_in(failure: BaseException, files: Sequence[DataFile]) -> list[BadF
     if isinstance(failure, BadFileError):
         return [BadFile(**reported) for reported in failure.files]
     if isinstance(failure, IncompleteRowsError):
+        incomplete = set(failure.files)
         return [
             BadFile(file.mark, "Rows lack their key, modification time or sequence.")
             for file in files
-            if {file.path.name, file.mark} & set(failure.files)
+            if file.path.name in incomplete or file.mark in incomplete
         ]
     by_path = {str(file.path): file for file in files}
     text = _text_of(failure)

@@ -26,7 +26,7 @@ from chronolake.change_set import (
 )
 from chronolake.landing import field_types as lake_fields
 from chronolake.landing.file_schema import IS_MARK, OPERATION, UNMODIFIED
-from chronolake.types import Kind, quote
+from chronolake.types import DELETE_SOURCE, Kind, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -256,14 +256,14 @@ def rows_of_file(versions: pa.RecordBatch, declaration: Declaration) -> pa.Recor
     if OPERATED in given:
         rows[OPERATION] = versions[OPERATED].cast(pa.string())
     placed_texts = {placed.text: placed.column.name for placed in declaration}
-    named = placed_texts.get(lake_fields.DELETE_SOURCE)
-    rows[lake_fields.DELETE_SOURCE] = _delete_sources(
+    named = placed_texts.get(DELETE_SOURCE)
+    rows[DELETE_SOURCE] = _delete_sources(
         deleted, None if named is None else values[named], provides_data
     )
     # Tombstones have no values except the key.
     all_provide = pc.all(provides_data, min_count=0).as_py()
     for placed in declaration:
-        if placed.text in {lake_fields.ID, lake_fields.DELETE_SOURCE}:
+        if placed.text in {lake_fields.ID, DELETE_SOURCE}:
             continue
         name, kind = placed.column.name, placed.column.type.kind
         value = values[name]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 
-from chronolake.types import MAX_PRECISION, ColumnType, Kind, literal, quote
+from chronolake.types import DELETE_SOURCE, MAX_PRECISION, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -155,10 +155,6 @@ PURGED: Final = "grax__purged"
 ADDED: Final = "grax__added"
 #: Salesforce's time of a record's modification, in a Data Lake v1.
 SYSTEM_MODIFIED: Final = "SystemModstamp"
-#: Who deleted a record: `grax` for archives, `source` for deletions in the source.
-DELETE_SOURCE: Final = "grax__deletesource"
-#: The identifier of the record from which a record was restored.
-RESTORED_FROM: Final = "grax__restoredfrom"
 #: Other names of columns. The table of columns in `seeds/data-lake-v2.txt` has the first spelling,
 #: its full example the second.
 _SPELLINGS: Final = {"grax_deletesource": DELETE_SOURCE}

@@ -14,11 +14,9 @@ import orjson
 
 from chronolake.errors import SchemaError, SourceError
 from chronolake.landing.field_types import (
-    DELETE_SOURCE,
     FORM_OF,
     ID,
     OF_THE_LAKE,
-    RESTORED_FROM,
     SUFFIXES,
     Field,
     Fields,
@@ -26,7 +24,7 @@ from chronolake.landing.field_types import (
     Physical,
     is_field,
 )
-from chronolake.types import Column, ColumnType, Kind
+from chronolake.types import DELETE_SOURCE, RESTORED_FROM, Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

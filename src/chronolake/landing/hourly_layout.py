@@ -4,8 +4,8 @@
 parquet/org=X/object=Account/day=2021-08-20/hr=15/….parquet
 ```
 
-Source: `seeds/data-lake-v2.txt`, "Key differences from v1": there is no `v2` in the path, and days
-and hours take the place of batches. Names of files do not increase. So an hour is read when it has
+Source: `seeds/data-lake-v2.txt`, "Key differences from v1": the path has no `v2`, and folders for
+days and hours instead of batches. Names of files do not increase. So an hour is read when it has
 ended, and files are ordered by their hour and then by their name. A file that appears in an hour
 that was read before is not found by later runs.
 """

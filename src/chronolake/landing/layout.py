@@ -96,7 +96,8 @@ class HourlyFile(DataFile):
     @property
     def rank(self) -> tuple[int, str]:
         """Return a key that orders files by hour, then by name."""
-        return rank_of(self.mark)
+        # Days and hours have a fixed width.
+        return 0, self.mark
 
     @property
     def hour(self) -> datetime:
@@ -130,7 +131,6 @@ def rank_of(mark: str) -> tuple[int, str]:
     Raises:
         SourceError: `mark` is not a valid watermark.
     """
-    # Days and hours have a fixed width.
     is_hourly = parse_hourly_path(mark) is not None
     return (0, mark) if is_hourly else rank(parse_data_file_name(mark)[1])
 

@@ -47,7 +47,7 @@ from chronolake.landing.file_schema import IS_MARK, UNMODIFIED, key_of, types_of
 from chronolake.landing.footers import ColumnStatistics, Footers, read_footers
 from chronolake.landing.layout import HourlyFile
 from chronolake.object_store import BucketPath
-from chronolake.types import Column, ColumnType, Kind, literal, quote
+from chronolake.types import DELETE_SOURCE, Column, ColumnType, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -202,7 +202,7 @@ class Landing:
                 name: f"IF({is_purge}, NULL, {value})" if self._is_erasable(name) else value
                 for name, value in data.items()
             }
-        provided = group.fields.get(lake_fields.DELETE_SOURCE)
+        provided = group.fields.get(DELETE_SOURCE)
         if provided is not None and provided.name in data and IS_MARK in by_name:
             # A file of our own has it beside deletions without data, too.
             value = data[provided.name]

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from chronolake.errors import ObjectStoreError, SourceError
-from chronolake.landing import folder_at, location_of
+from chronolake.landing import files_up_to, folder_at, location_of
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
     CAPTURE_METHOD_PROPERTY,
     LAKE_PROPERTY,
-    WATERMARK_PROPERTY,
 )
 from chronolake.pipeline.run_history import behind_seconds, last_runs, last_verifications
 from chronolake.types import STREAM_PROPERTY
@@ -58,25 +57,23 @@ class StreamProperties:
         stream: `pipeline/stream`; None if no pipeline writes the table.
         capture_method: how the stream captures changes (`source.protocol.CaptureMethod`), or None.
         folder: the folder of the files that the table is built from, or None.
-        watermark: the last of these files that was applied, or None.
-        applied: the files that the table was built from.
+        applied: those of these files that were applied.
     """
 
     name: TableName
     stream: str | None = None
     capture_method: str | None = None
     folder: str | None = None
-    watermark: str | None = None
     applied: AppliedFiles = field(default_factory=AppliedFiles)
 
     @classmethod
     def of(cls, table: CatalogTable) -> Self:
         """Return the stream properties of a table."""
         properties = table.iceberg.properties
-        names = (STREAM_PROPERTY, CAPTURE_METHOD_PROPERTY, LAKE_PROPERTY, WATERMARK_PROPERTY)
-        stream, capture_method, folder, watermark = (properties.get(name) for name in names)
+        names = (STREAM_PROPERTY, CAPTURE_METHOD_PROPERTY, LAKE_PROPERTY)
+        stream, capture_method, folder = (properties.get(name) for name in names)
         applied = AppliedFiles.from_properties(properties.get)
-        return cls(table.name, stream, capture_method, folder, watermark, applied)
+        return cls(table.name, stream, capture_method, folder, applied)
 
 
 @dataclass(frozen=True)
@@ -138,9 +135,11 @@ def waiting_in(folder: ObjectFolder, applied: AppliedFiles) -> WaitingFiles:
     Raises:
         SourceError: the folder cannot be read.
     """
-    files = folder.files(after=applied.watermark)
-    late = max(0, -applied.count_missing(folder.files())) if folder.limits else 0
-    return WaitingFiles(len(files), sum(file.size for file in files), late, folder.limits)
+    may_be_late = bool(folder.limits)
+    files = folder.files(after=None if may_be_late else applied.watermark)
+    late = max(0, -applied.count_missing(files)) if may_be_late else 0
+    waiting = files[len(files_up_to(files, applied.watermark)) :]
+    return WaitingFiles(len(waiting), sum(file.size for file in waiting), late, folder.limits)
 
 
 def _freshness(

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from chronolake.config import LakeConfig
     from chronolake.errors import ChronolakeError
     from chronolake.iceberg import IcebergTable
+    from chronolake.inspect.catalog import CatalogTable
     from chronolake.pipeline.store import Store
 
 log = structlog.get_logger(__name__)
@@ -210,7 +211,15 @@ def _in_turn(store: Store, pipeline: str, seconds: float, take: Callable[[], _Ta
 
 def greatest_token(tables: Iterable[IcebergTable | None]) -> int:
     """Return the greatest token that tables were written with."""
-    stored = (table.property_of(LEASE_PROPERTY) for table in tables if table is not None)
+    return _greatest(table.property_of(LEASE_PROPERTY) for table in tables if table is not None)
+
+
+def greatest_token_read(tables: Iterable[CatalogTable]) -> int:
+    """Return the greatest token that tables were written with, as they were read without Spark."""
+    return _greatest(table.iceberg.properties.get(LEASE_PROPERTY) for table in tables)
+
+
+def _greatest(stored: Iterable[str | None]) -> int:
     return max((int(token) for token in stored if token is not None), default=0)
 
 

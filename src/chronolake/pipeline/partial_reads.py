@@ -17,7 +17,6 @@ from chronolake.description import describe_loaded
 from chronolake.errors import ChronolakeError, ConfigurationError, SourceError
 from chronolake.frames import select
 from chronolake.iceberg import frozen
-from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import select_streams, source_of, streams_of
 from chronolake.source.protocol import (
     CaughtUp,
@@ -26,7 +25,7 @@ from chronolake.source.protocol import (
     StreamFailure,
     WindowedSource,
 )
-from chronolake.types import ROW_ID, Kind, literal, quote
+from chronolake.types import PRESENT, ROW_ID, Kind, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

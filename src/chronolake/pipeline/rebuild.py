@@ -35,7 +35,6 @@ from chronolake.landing.field_types import MODIFIED as SOURCE_TIME
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import TRACK_HISTORY_PROPERTY
 from chronolake.pipeline.purge import erase_all
-from chronolake.pipeline.snapshot_diff import PRESENT
 from chronolake.pipeline.streams import warn_of_quarantine
 from chronolake.pipeline.table_writer import (
     StoredTable,
@@ -45,7 +44,16 @@ from chronolake.pipeline.table_writer import (
     write,
 )
 from chronolake.session import CATALOG
-from chronolake.types import HASH, SCRATCH_SCHEMA, SYNCED, Mode, TableName, now_micros, quote
+from chronolake.types import (
+    HASH,
+    PRESENT,
+    SCRATCH_SCHEMA,
+    SYNCED,
+    Mode,
+    TableName,
+    now_micros,
+    quote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

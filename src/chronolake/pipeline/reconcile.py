@@ -18,8 +18,8 @@ from chronolake.description import describe_loaded
 from chronolake.errors import SourceError
 from chronolake.frames import select
 from chronolake.landing import as_type
-from chronolake.pipeline.snapshot_diff import PRESENT, Sides
-from chronolake.types import VERSION, literal, quote
+from chronolake.pipeline.snapshot_diff import Sides
+from chronolake.types import PRESENT, VERSION, literal, quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -160,10 +160,7 @@ class StreamRun:
     @property
     def changed_modes(self) -> list[dict[str, Any]]:
         """Return the switches of the table's mode, as JSON types."""
-        if self.mode_changes is None:
-            return []
-        changes: list[dict[str, Any]] = exact_json.loads(self.mode_changes.encode())
-        return changes
+        return _list_of(self.mode_changes)
 
     def with_mode_change(self, change: ModeChange) -> StreamRun:
         """Return the stream after another switch of its table's mode."""
@@ -173,10 +170,13 @@ class StreamRun:
     @property
     def changed_columns(self) -> list[dict[str, Any]]:
         """Return the changes of the source's columns, as JSON types."""
-        if self.column_changes is None:
-            return []
-        changes: list[dict[str, Any]] = exact_json.loads(self.column_changes.encode())
-        return changes
+        return _list_of(self.column_changes)
+
+
+def _list_of(stored: str | None) -> list[dict[str, Any]]:
+    """Return a stored JSON list; an empty one for None."""
+    found: list[dict[str, Any]] = [] if stored is None else exact_json.loads(stored.encode())
+    return found
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,11 @@ from chronolake.description import describe_loaded
 from chronolake.frames import select
 from chronolake.landing import as_type, wider
 from chronolake.types import (
-    ACTIVE,
-    DELETED,
     HASH,
+    PRESENT,
     Column,
     ColumnType,
     Kind,
-    Mode,
     literal,
     quote,
 )
@@ -55,13 +53,6 @@ _OLD_VALUES: Final = f"{RESERVED}old_values"
 _IS_PRESENT: Final = f"{RESERVED}is_present"
 _KEY: Final = f"{RESERVED}key_"
 _RANK: Final = f"{RESERVED}rank"
-
-#: Conditions for the current rows of a table.
-PRESENT: Final = {
-    Mode.HISTORY: ACTIVE,
-    Mode.SOFT_DELETE: f"NOT coalesce({DELETED}, false)",
-    Mode.LIVE: "true",
-}
 
 
 @dataclass(frozen=True)

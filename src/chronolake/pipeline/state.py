@@ -10,7 +10,7 @@ import orjson
 from chronolake import inspect
 from chronolake.errors import TableNotFoundError
 from chronolake.inspect.catalog import look_up
-from chronolake.landing import QUARANTINED_PROPERTY, Quarantine
+from chronolake.landing import Quarantine
 from chronolake.pipeline.applied_files import AppliedFiles
 from chronolake.pipeline.properties import (
     CAPTURE_METHOD_PROPERTY,
@@ -38,11 +38,9 @@ class StreamOffset:
     """The current state of a stream's table.
 
     Attributes:
-        watermark: the file after which the next ones are applied, or None.
         mode: the table's mode; None if the table does not exist yet.
         capture_method: the table's property of how its stream captures changes.
         owner: the `pipeline/stream` that writes the table, or None.
-        quarantine: the files that were left out of the table.
         key: the columns that identify a record in the table.
         columns: all of its columns.
         numbers: numbers that identify renamed columns, by their names in the table.
@@ -50,15 +48,23 @@ class StreamOffset:
     """
 
     stream: Stream
-    watermark: str | None = None
     mode: Mode | None = None
     capture_method: str | None = None
     owner: str | None = None
-    quarantine: Quarantine = field(default_factory=Quarantine)
     key: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     numbers: Mapping[str, int] = field(default_factory=dict)
     applied: AppliedFiles = field(default_factory=AppliedFiles)
+
+    @property
+    def watermark(self) -> str | None:
+        """Return the file after which the next ones are applied, or None."""
+        return self.applied.watermark
+
+    @property
+    def quarantine(self) -> Quarantine:
+        """Return the files that were left out of the table."""
+        return self.applied.quarantine or Quarantine()
 
 
 def table_offsets(config: LakeConfig, streams: Iterable[Stream]) -> list[StreamOffset]:
@@ -84,11 +90,9 @@ def _read_offset(config: LakeConfig, stream: Stream) -> StreamOffset:
     properties = found.iceberg.properties
     return StreamOffset(
         stream,
-        properties.get(WATERMARK_PROPERTY),
         found.mode,
         properties.get(CAPTURE_METHOD_PROPERTY),
         properties.get(STREAM_PROPERTY),
-        Quarantine.from_json(properties.get(QUARANTINED_PROPERTY)),
         found.key,
         tuple(column.name for column in found.columns),
         {

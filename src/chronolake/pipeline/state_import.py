@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from chronolake import exact_json, inspect
 from chronolake.errors import ConfigurationError, LakeError
 from chronolake.inspect.catalog import look_up
-from chronolake.pipeline.lease import PATIENCE_SECONDS, hold_lease
-from chronolake.pipeline.properties import LEASE_PROPERTY
+from chronolake.pipeline.lease import PATIENCE_SECONDS, greatest_token_read, hold_lease
 from chronolake.pipeline.store import Store
 from chronolake.pipeline.streams import pipeline_of, source_of, streams_of
 from chronolake.source.protocol import ALL_STREAMS, StateImportingSource
@@ -161,12 +160,9 @@ def _greatest_token(config: LakeConfig, streams: list[Stream]) -> int:
     except LakeError:
         # The lake does not exist yet.
         return 0
-    stored = [
-        look_up(config, stream.table).iceberg.properties.get(LEASE_PROPERTY)
-        for stream in streams
-        if stream.table in existing
-    ]
-    return max((int(token) for token in stored if token is not None), default=0)
+    return greatest_token_read(
+        look_up(config, stream.table) for stream in streams if stream.table in existing
+    )
 
 
 def store_import(project: Project, plan: StateImport, *, replaces: bool) -> None:

@@ -563,7 +563,7 @@ class MysqlSession:
 
     @cached_property
     def _needs_keys(self) -> bool:
-        """Whether the server accepts only tables with a key, or adds one itself."""
+        """Return whether the server accepts only tables with a key, or adds one itself."""
         found = self._execute(f"SHOW VARIABLES WHERE Variable_name IN ({_KEY_SETTINGS})")
         return any(value == "ON" for _, value in found)
 

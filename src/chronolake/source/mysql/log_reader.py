@@ -21,6 +21,7 @@ from chronolake.source.mysql.table_replication import ReadEnd, TableReplication
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from chronolake.source.mysql.binlog import LogEvent
@@ -111,14 +112,7 @@ class LogReader:
         prepared = _Prepared(self, dict(begins.prepared))
         with (
             connect(self.dsn) as connection,
-            open_stream(
-                self.dsn,
-                self.server,
-                server_id=self.server_id,
-                begins=begins.place,
-                gtids=begins.gtids,
-                upto=end.place,
-            ) as stream,
+            self.open(begins.place, end.place, gtids=begins.gtids) as stream,
         ):
             prepared.stream = stream
 
@@ -158,20 +152,36 @@ class LogReader:
             return found
         with (
             connect(self.dsn) as connection,
-            open_stream(
-                self.dsn,
-                self.server,
-                server_id=self.server_id,
-                begins=begin.place,
-                gtids=None,
-                upto=end.place,
-            ) as stream,
+            self.open(begin.place, end.place) as stream,
         ):
             to_utf8 = CharacterSets(connection).to_utf8
             decoder = Decoder(self.server.is_mariadb, _reads_nothing, to_utf8, _Ignored())
             for batch in stream.batches():
                 found += [logged.statement for logged in decoder.decode(batch).statements]
         return found
+
+    def open(
+        self,
+        begins: LogPlace,
+        upto: LogPlace,
+        *,
+        gtids: str | None = None,
+        is_second: bool = False,
+    ) -> AbstractContextManager[LogStream]:
+        """Open the server's log (`open_stream`).
+
+        Args:
+            begins, upto, gtids: the part of the log.
+            is_second: whether the log is open already, and is read again beside that.
+        """
+        return open_stream(
+            self.dsn,
+            self.server,
+            server_id=self.server_id + is_second,
+            begins=begins,
+            gtids=gtids,
+            upto=upto,
+        )
 
 
 def _reads_nothing(schema: str, table: str) -> bool:
@@ -219,14 +229,7 @@ class _Prepared:
 
     def _events_at(self, place: LogPlace) -> Iterator[bytes]:
         end = replace(place, position=place.position + 2**34)
-        with open_stream(
-            self.reader.dsn,
-            self.reader.server,
-            server_id=self.reader.server_id + 1,
-            begins=place,
-            gtids=None,
-            upto=end,
-        ) as stream:
+        with self.reader.open(place, end, is_second=True) as stream:
             yield from stream.transaction()
 
 
