@@ -103,6 +103,43 @@ def test_every_problem_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("left_out", "is_required"),
+    [
+        ("cursor_field", True),
+        ("datetime_format", True),
+        ("start_datetime", True),
+        ("end_datetime", False),
+    ],
+)
+def test_a_cursor_over_time_needs_some_of_its_fields(
+    tmp_path: Path, left_out: str, *, is_required: bool
+) -> None:
+    """Source: `seeds/incremental-syncs.txt`, "Schema", but `end_datetime` is optional."""
+    fields = {
+        "cursor_field": "at",
+        "datetime_format": "%Y-%m-%d",
+        "start_datetime": "2024-01-01",
+        "end_datetime": "2024-02-01",
+    }
+    given = "".join(f', {name}: "{text}"' for name, text in fields.items() if name != left_out)
+    found = manifest(
+        tmp_path,
+        f"""
+        streams:
+          - type: DeclarativeStream
+            name: one
+            incremental_sync: {{type: DatetimeBasedCursor{given}}}
+            retriever:
+              type: SimpleRetriever
+              requester: {{type: HttpRequester, url_base: "https://a.example"}}
+              record_selector: {{extractor: {{field_path: []}}}}
+        """,
+    )
+    path = f"streams[0].incremental_sync.{left_out}"
+    assert [problem.path for problem in found.problems] == [path] * is_required
+
+
+@pytest.mark.parametrize(
     ("token", "size", "target"),
     [
         ("request_parameter: offset", "request_parameter: offset", "request_parameter offset"),

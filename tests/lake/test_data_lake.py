@@ -111,6 +111,7 @@ def test_the_example_file_of_the_document(pipeline: Pipeline) -> None:
     ]
     # The example's `grax_deletesource` is the column that the document calls `grax__deletesource`.
     assert "grax_deletesource" not in pipeline.types()
+    assert "source__modified" not in pipeline.types(), "_fivetran_start replaces it"
     found = {key: history(pipeline.lake.config, _ACCOUNTS, {"Id": key}) for key in ("3", "4")}
     assert [version.outcome for version in found["3"].versions] == ["archived"]
     assert found["3"].lineage == Lineage("Id", restored_as=("4",))

@@ -7,7 +7,8 @@ from decimal import Decimal
 
 import pytest
 
-from support.server.caller import HISTORY, SYNCED, Caller, column_texts
+from support.server.caller import DELETED, HISTORY, SYNCED, Caller, column_texts
+from support.server.sent_files import UNMODIFIED
 
 T1 = "2024-01-01T00:00:00Z"
 
@@ -80,6 +81,19 @@ def test_a_key_may_lose_and_gain_columns_of_a_full_table(caller: Caller) -> None
     assert caller.alter("t", columns).success
     assert caller.write("t", columns, update=[row(id="2", s="b", v="w")]).success
     assert caller.rows("t", "id", "s", "v") == [(1, "c", "z"), (2, "b", "w")]
+
+
+def test_a_table_gets_the_column_of_soft_deletes(caller: Caller) -> None:
+    """Source: `seeds/destination-connector.txt`, "System columns"."""
+    columns = ["id*:LONG", "a:STRING", SYNCED]
+    assert caller.create("t", columns).success
+    assert caller.write("t", columns, replace=[row(id="1", a="x"), row(id="2", a="y")]).success
+    marked = [*columns, DELETED]
+    assert caller.alter("t", marked).success
+    gone = row(id="1", a=UNMODIFIED, _fivetran_deleted="true")
+    assert caller.write("t", marked, update=[gone]).success
+    assert columns_of(caller) == marked
+    assert caller.rows("t", "id", "a", "_fivetran_deleted") == [(1, "x", True), (2, "y", None)]
 
 
 def test_a_column_of_a_key_may_be_called_count(caller: Caller) -> None:

@@ -115,6 +115,71 @@ def test_the_worked_example_gives_its_table_once_and_twice(
         )
 
 
+def test_the_example_of_the_document_gives_its_final_table(caller: Caller) -> None:
+    """Source: `seeds/history-batch-files.txt`; T1 to T5 are days, T100 to T109 days of a year."""
+    columns = ["ID*:LONG", "COL1:STRING", "COL2:LONG", *HISTORY]
+    day = {f"T{number}": f"2024-01-0{number}" for number in range(1, 6)}
+    synced = {f"T{number}": f"2024-03-{number - 99:02}" for number in range(100, 110)}
+
+    def row(id_: int, col1: str, col2: str, start: str, end: str, at: str) -> dict:
+        """Return a row of the document: its end is another version's start, less 1 ms, or TMAX."""
+        return {
+            "ID": str(id_),
+            "COL1": col1,
+            "COL2": col2,
+            "_fivetran_synced": f"{synced[at]}T00:00:00Z",
+            "_fivetran_start": f"{day[start]}T00:00:00Z",
+            "_fivetran_end": TMAX if end == "TMAX" else just_before(day[end]),
+            "_fivetran_active": str(end == "TMAX").lower(),
+        }
+
+    assert caller.create("t", columns).success
+    stored = [
+        row(1, "abc", "1", "T1", "T2", "T100"),
+        row(1, "pqr", "2", "T2", "TMAX", "T101"),
+        row(2, "mno", "3", "T2", "TMAX", "T103"),
+    ]
+    assert caller.write("t", columns, replace=stored).success
+    starts = [
+        {"ID": id_, "_fivetran_start": f"{day[start]}T00:00:00Z"}
+        for id_, start in (("1", "T3"), ("2", "T4"))
+    ]
+    updates = [
+        row(1, "xyz", UNMODIFIED, "T3", "T5", "T107"),
+        row(1, "def", UNMODIFIED, "T5", "TMAX", "T109"),
+        row(2, UNMODIFIED, "1000", "T4", "TMAX", "T108"),
+    ]
+    request = caller.request(
+        "t",
+        columns,
+        history=True,
+        earliest=[caller.file("earliest", starts)],
+        update=[caller.file("update", updates)],
+    )
+    assert caller.stub.WriteHistoryBatch(request).success
+
+    shown = ("ID", "COL1", "COL2", "_fivetran_start", "_fivetran_end", "_fivetran_active")
+    expected = [
+        (1, "abc", 1, "T1", "T2", "T100"),
+        (1, "pqr", 2, "T2", "T3", "T101"),
+        (2, "mno", 3, "T2", "T4", "T103"),
+        (1, "def", 2, "T5", "TMAX", "T109"),
+        (1, "xyz", 2, "T3", "T5", "T107"),
+        (2, "mno", 1000, "T4", "TMAX", "T108"),
+    ]
+    assert caller.rows("t", *shown, "_fivetran_synced") == sorted(
+        [
+            (
+                *(id_, col1, col2, at(day[start])),
+                *((MAX, True) if end == "TMAX" else (before(day[end]), False)),
+                at(synced[moment]),
+            )
+            for id_, col1, col2, start, end, moment in expected
+        ],
+        key=repr,
+    )
+
+
 def test_each_kind_of_file_needs_its_columns(table: Caller) -> None:
     whole = version(7, "a", "b", "2024-05-01")
     lacking = {

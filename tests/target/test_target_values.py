@@ -162,7 +162,7 @@ def test_mysql_5_6_has_no_milliseconds() -> None:
     array = pa.array([TMAX_MICROS, 1_500_000], pa.int64()).cast(pa.timestamp("us", tz="UTC"))
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2]), array], ["a", "b"])
     texts = encoder.encode(batch).to_pybytes().decode().splitlines()
-    assert texts[0].startswith("1\t2038-01-19 03:14:07")
+    assert texts[0].startswith("1\t2038-01-19 03:14:07.000000")
     assert texts[1].startswith("2\t1970-01-01 00:00:01.000000")
     assert encoder.changed == {"_fivetran_end": 1}
 

@@ -221,6 +221,10 @@ def test_what_does_not_fit_is_refused_and_located(tmp_path: Path, text: str, wor
         ("track_history: {onyl: [a]}", "Did you mean 'pipelines.a.track_history.only'?"),
         ("source: {type: python, run: 5}", "pipelines.a.source.run: "),
         (
+            "source: {type: postgres, dsn: 'postgresql://h/d', method: xmin}",
+            "pipelines.a.source.method: Input should be 'logical_replication' or 'snapshot_diff'",
+        ),
+        (
             "source: {type: copies, key: [id], table: b.c, catalog: {urj: d}}",
             "Did you mean 'pipelines.a.source.catalog.uri'?",
         ),
