@@ -138,6 +138,8 @@ def test_fields_of_an_api_get_other_names(tmp_path: Path) -> None:
         shop.put(1, "02-02", state="paid")
         shop.sync_or_fail()
         assert shop.rows("orders", "id", "status", ACTIVE) == [(1, "new", False), (1, "paid", True)]
+        # The cursor field is a column beside the start of the versions.
+        assert [at == start for at, start in shop.rows("orders", "at", START)] == [True, True]
         assert shop.rows("live", "id", "state") == [(1, "paid")]
 
 
