@@ -45,13 +45,9 @@ def _sync(shop: MysqlShop) -> None:
     assert code == 0, output
 
 
-def _points(always: str, *names: str) -> list[object]:
-    others = (name for name in names if name != always)
-    return [always, *(pytest.param(name, marks=pytest.mark.long) for name in others)]
-
-
-@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("point", _points("copy.staged", *_COPY, *_LANDING))
+@pytest.mark.long
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("point", [*_COPY, *_LANDING])
 def test_a_copy_may_be_killed_at_every_step(shop: MysqlShop, point: str, nth: int) -> None:
     words = ("sync", "shop", "--project", str(shop.folder))
     run_command_until_failpoint(*words, failpoint=f"{point}=kill:{nth}")
@@ -74,7 +70,9 @@ def test_a_copy_may_be_killed_at_every_step(shop: MysqlShop, point: str, nth: in
 
 
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("point", _points(*_LOG, *_LANDING))
+@pytest.mark.parametrize(
+    "point", [*_LOG, *(pytest.param(name, marks=pytest.mark.long) for name in _LANDING)]
+)
 def test_reading_the_log_may_be_killed_at_every_step(shop: MysqlShop, point: str, nth: int) -> None:
     _sync(shop)
     shop.run(

@@ -303,6 +303,7 @@ def test_a_lake_has_one_engine(running: Run) -> None:
     assert running.status() is not None
 
 
+@pytest.mark.long
 def test_a_lake_has_one_engine_whatever_the_environment(running: Run) -> None:
     assert running.process is not None
     (sockets := running.folder / "elsewhere").mkdir()
@@ -317,6 +318,7 @@ def test_a_lake_has_one_engine_whatever_the_environment(running: Run) -> None:
     assert other.state()["pid"] == running.process.pid
 
 
+@pytest.mark.long
 def test_an_engine_is_found_from_shells_with_other_runtime_folders(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (sockets := tmp_path / "run").mkdir()
@@ -374,6 +376,7 @@ def test_a_running_command_outlives_a_killed_engine(tmp_path: Path) -> None:
     assert run.run("sync", "crm").returncode == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("body", [b"", b"\0", b"\0\0\0\2{}", b"\xff\xff\xff\xff", b"\0\0\0\1["])
 def test_what_is_no_message_is_ignored(running: Run, body: bytes) -> None:
     address = next((running.folder / "chronolake").glob("*.sock"))

@@ -204,9 +204,8 @@ def test_the_destination_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert server.process.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_lost_when_it_ends(up: Lakes, number: signal.Signals) -> None:
     up.write("crm", "a")
     process = up.start()

@@ -193,6 +193,7 @@ def test_folders_of_an_earlier_version_have_no_scheme(lake: Lake, tmp_path: Path
     assert not Path(place).exists()
 
 
+@pytest.mark.long
 def test_new_folders_do_not_depend_on_the_default_file_system(lake: Lake, tmp_path: Path) -> None:
     elsewhere = {"catalog.properties": {"hadoop.fs.defaultFS": "hdfs://127.0.0.1:9"}}
     ours = made(tmp_path / "lake", **elsewhere)
@@ -216,6 +217,7 @@ def test_other_ways_to_the_same_folder_are_the_same_lake(
     write(opened(Path("lake")), range(5), "relative path")
 
 
+@pytest.mark.long
 def test_a_moved_lake_works_again_behind_a_link(lake: Lake, tmp_path: Path) -> None:
     first = tmp_path / "first"
     made(first)
@@ -229,6 +231,7 @@ def test_a_moved_lake_works_again_behind_a_link(lake: Lake, tmp_path: Path) -> N
     assert keys_in(again)[-5:] == list(range(200, 205))
 
 
+@pytest.mark.long
 def test_the_catalog_of_another_warehouse_is_not_copied_either(lake: Lake, tmp_path: Path) -> None:
     settings = {"warehouse": str(tmp_path / "big")}
     first = made(tmp_path / "lake", **settings)

@@ -185,6 +185,7 @@ def _row(key: int, at: int, name: str, **fields: Any) -> dict[str, Any]:
     return {**reported, "Name": name, **fields}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [pytest.param("live", marks=pytest.mark.long), "history"])
 def test_rebuild_makes_a_pipeline_table_in_the_configured_version(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch

@@ -96,6 +96,7 @@ def test_a_run_does_not_fail_by_it(tmp_path: Path) -> None:
     assert Path(first).name in reported["reason"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_threshold")
 def test_it_can_be_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHRONOLAKE_MAINTENANCE_AUTOMATIC", "false")

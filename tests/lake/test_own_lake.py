@@ -472,6 +472,7 @@ def test_deletions_of_any_stream_have_their_source(own: Own) -> None:
     assert own.agrees()
 
 
+@pytest.mark.long
 def test_composite_keys_are_compared_part_by_part(own: Own) -> None:
     columns = (
         column("left", Kind.STRING, key=True),
@@ -533,6 +534,7 @@ def test_a_landing_with_each_record_once_makes_the_table_that_any_makes(
     assert len(tables[0]) == (22 if mode is Mode.HISTORY else 21)
 
 
+@pytest.mark.long
 def test_columns_are_known_before_any_record(own: Own) -> None:
     first = (
         column("id", Kind.LONG, key=True),

@@ -124,6 +124,7 @@ def _call_times(shop: Shop) -> list[float]:
     return times
 
 
+@pytest.mark.long
 def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
     bearer = """{type: BearerAuthenticator, api_token: "{{ config['token'] }}"}"""
     oauth = """

@@ -231,13 +231,8 @@ def test_every_step_of_a_switch_is_tested() -> None:
     assert steps <= {*_STEPS, "switch.requested"}
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        name if name == "switch.done" else pytest.param(name, marks=pytest.mark.long)
-        for name in _STEPS
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("step", _STEPS)
 def test_the_process_that_syncs_may_be_killed_at_every_step(
     orders: Orders, tmp_path: Path, step: str
 ) -> None:
@@ -434,9 +429,8 @@ class Stalling:
             assert self.released.wait(600)
 
 
-@pytest.mark.parametrize(
-    "is_resync", [True, pytest.param(False, marks=pytest.mark.long)], ids=["resync", "first copy"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("is_resync", [True, False], ids=["resync", "first copy"])
 def test_a_table_is_switched_during_a_copy_of_many_ranges(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_resync: bool
 ) -> None:

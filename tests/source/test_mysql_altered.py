@@ -68,6 +68,7 @@ def _agrees(shop: MysqlShop) -> bool:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cases",
     [

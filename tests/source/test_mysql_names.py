@@ -10,6 +10,7 @@ from support.source.mysql_servers import MysqlShop
 __all__ = ["address", "shop"]
 
 
+@pytest.mark.long
 def test_statements_of_clients_with_another_character_set(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE `\u00fcn\u00ef` (id INT PRIMARY KEY)",

@@ -114,6 +114,7 @@ def test_records_change_while_they_are_read(
     assert states[(3,)] == [(1,), (30,)]
 
 
+@pytest.mark.long
 def test_log_that_lacks_values_of_rows_is_an_error(
     shop: MysqlShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_log_that_lacks_values_of_rows_is_an_error(
     assert _agrees(shop)
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("declared", "value", "text"),
@@ -154,6 +156,7 @@ def test_values_of_every_type_select_records(
     assert shop.present("orders", ["id", "n"]) == [(1, 2), (2, 1)]
 
 
+@pytest.mark.long
 def test_columns_keep_their_numbers(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE orders (id INT PRIMARY KEY, old INT, n INT, t TEXT)",

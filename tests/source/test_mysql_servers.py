@@ -137,6 +137,7 @@ def test_a_purged_log(flavor: str, tmp_path: Path) -> None:
         assert shop.states("items", ["id"], ["n"]) == {(1,): [(1,), (2,), None], (2,): [(2,)]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", _BOTH)
 @pytest.mark.parametrize("gtids", ["OFF", pytest.param("ON", marks=pytest.mark.long)])
 def test_a_log_whose_unread_part_is_kept(flavor: str, gtids: str, tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ def test_foreign_keys_change_rows(shop: MysqlShop) -> None:
     assert states == {(100,): [(10,), (None,)], (200,): [(20,)], (300,): [(30,)]}
 
 
+@pytest.mark.long
 def test_foreign_keys_lead_through_other_databases(shop: MysqlShop) -> None:
     shop.administer(
         "DROP DATABASE IF EXISTS other",
@@ -97,6 +98,7 @@ def test_rolled_back_changes_do_not_land(shop: MysqlShop) -> None:
     assert shop.present("notes", ["id"]) == [(1,), (2,)]
 
 
+@pytest.mark.long
 def test_defaults_that_have_changed(shop: MysqlShop) -> None:
     shop.run("CREATE TABLE items (id INT PRIMARY KEY, n INT DEFAULT 5)")
     shop.sync_or_fail()
@@ -126,6 +128,7 @@ def test_statements_change_rows_of_any_table(shop: MysqlShop) -> None:
     assert _agrees(shop, "audit", "id, n")
 
 
+@pytest.mark.long
 def test_sessions_with_another_time(shop: MysqlShop) -> None:
     shop.run("CREATE TABLE items (id INT PRIMARY KEY, n INT)", "INSERT INTO items VALUES (1, 1)")
     shop.sync_or_fail()
@@ -139,6 +142,7 @@ def test_sessions_with_another_time(shop: MysqlShop) -> None:
     assert latest < (datetime.now(UTC).timestamp() + 60) * 1_000_000
 
 
+@pytest.mark.long
 def test_logs_without_names_of_columns(shop: MysqlShop) -> None:
     shop.run("CREATE TABLE items (id INT PRIMARY KEY, n INT)", "CREATE TABLE t (a INT PRIMARY KEY)")
     shop.sync_or_fail()
@@ -153,6 +157,7 @@ def test_logs_without_names_of_columns(shop: MysqlShop) -> None:
     assert shop.present("t", ["a"]) == [(1,)]
 
 
+@pytest.mark.long
 def test_types_and_tables_that_only_mariadb_has(shop: MysqlShop) -> None:
     if not shop.is_mariadb:
         pytest.skip("MySQL has no such types")
@@ -205,6 +210,7 @@ def test_tables_that_are_created_from_others(shop: MysqlShop) -> None:
     assert shop.present("codes", ["code"]) == [("A",)]
 
 
+@pytest.mark.long
 def test_columns_with_defaults_that_are_computed(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, n INT DEFAULT (1 + 1), "

@@ -176,6 +176,7 @@ def test_partitions_and_a_column_list(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_table_without_a_key(shop: Shop) -> None:
     """Its rows cannot be identified in the log, and it is read completely in each run."""
     shop.run(

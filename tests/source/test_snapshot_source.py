@@ -313,6 +313,7 @@ def test_numbers_stored_as_texts_are_unchanged(compared: Shop) -> None:
     assert compared.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.parametrize("mode", ["live", "soft-delete"])
 def test_tables_without_history(compared: Shop, mode: str) -> None:
@@ -402,6 +403,7 @@ def test_a_pipeline_changes_its_method(tmp_path: Path, capsys: pytest.CaptureFix
         assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [18, pytest.param(16, marks=pytest.mark.long)])
 def test_a_standby_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], version: int

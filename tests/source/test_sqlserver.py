@@ -157,6 +157,7 @@ def test_a_clock_set_back_after_a_crash_does_not_change_the_order(
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", ["cleaned", pytest.param("restored", marks=pytest.mark.long)])
 def test_lost_change_tracking_compares_all_rows(tmp_path: Path, lost: str) -> None:
     office = _tracking_office(tmp_path)
@@ -186,6 +187,7 @@ def test_lost_change_tracking_compares_all_rows(tmp_path: Path, lost: str) -> No
     ]
 
 
+@pytest.mark.long
 def test_cleanup_during_a_read_compares_all_rows(tmp_path: Path) -> None:
     office = _tracking_office(tmp_path)
     server = office.server
@@ -198,6 +200,7 @@ def test_cleanup_during_a_read_compares_all_rows(tmp_path: Path) -> None:
     assert [version[1] for version in office.versions("id", "name")] == ["a", "b"]
 
 
+@pytest.mark.long
 def test_key_that_does_not_identify_rows_is_rejected(tmp_path: Path) -> None:
     office = _tracking_office(tmp_path)
     office.server.rows = [{"id": 1, "name": name, "price": None} for name in "ab"]
@@ -235,6 +238,7 @@ def test_a_pipeline_may_change_how_it_reads(tmp_path: Path) -> None:
     assert again.versions("id", "name")[-1] == (3, "c", 3 * HOUR, None, True)
 
 
+@pytest.mark.long
 def test_a_key_of_several_columns_is_tracked(tmp_path: Path) -> None:
     server = Server({"a": "INT", "b": "STRING", "c": "INT"}, ["a", "b"], at_micros=T)
     office = Office(tmp_path, server, "change_tracking")
@@ -341,6 +345,7 @@ def _ends(versions: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(*version[:3], version[3] is None, version[4]) for version in versions]
 
 
+@pytest.mark.long
 def test_a_copy_after_a_crash_is_later_than_the_one_that_landed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -464,6 +469,7 @@ def _sized_versions(office: Office) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda version: (version[0], version[3]))
 
 
+@pytest.mark.long
 def test_columns_that_are_not_captured_are_not_copied(tmp_path: Path) -> None:
     office = _cdc_office(tmp_path)
     office.server.instances[0].columns = ["id", "name"]

@@ -19,6 +19,7 @@ _CHANGES = {
 }
 
 
+@pytest.mark.sampled
 def test_changes_by_others_are_errors_until_taken_over(target: Target) -> None:
     """One lake for all of them, because each is taken over."""
     write(target.lake, range(10), "first")
@@ -47,6 +48,7 @@ def test_table_of_others_is_not_replaced(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.sampled
 def test_rows_that_triggers_did_not_see_are_noticed(target: Target) -> None:
     """Rows are counted by operation: others have switched off the triggers for a moment."""
     write(target.lake, range(10), "first")

@@ -25,6 +25,7 @@ def test_rollback_of_the_lake_is_published(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.long
 def test_table_that_was_made_again_is_loaded(target: Target) -> None:
     lake = target.lake
     write(lake, range(10), "first")
@@ -39,6 +40,7 @@ def test_table_that_was_made_again_is_loaded(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.long
 @pytest.mark.sampled
 def test_emptied_table_is_published(target: Target) -> None:
     write(target.lake, range(10), "first")
@@ -95,6 +97,7 @@ def test_mode_switches_are_published(target: Target) -> None:
         target.expect_equal(LIVE)
 
 
+@pytest.mark.long
 def test_resync_of_history_is_published(target: Target) -> None:
     lake = target.lake
     write_versions(lake, 1, ["a", "b"])
@@ -106,6 +109,7 @@ def test_resync_of_history_is_published(target: Target) -> None:
     target.expect_equal(HISTORY)
 
 
+@pytest.mark.long
 def test_expired_snapshot_is_loaded_again(target: Target) -> None:
     lake = target.lake
     write(lake, range(10), "first")
