@@ -112,3 +112,16 @@ def test_a_switch_to_live_removes_rows_with_any_marker(lake: Lake) -> None:
     migration.switch_mode(lake, name, Mode.LIVE, markers=[DELETED, "is_removed"])
     found = iceberg_in(lake.config, name.schema, name.table).scan().to_arrow()
     assert found["id"].to_pylist() == [2]
+
+
+def test_a_history_table_with_a_marker_becomes_a_live_table(lake: Lake) -> None:
+    name = fill(lake, [DELETED], [(False,), (True,)])
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    column = Column(DELETED, _BOOLEAN)
+    migration.add_column_with_default(lake, name, column, lambda kind: pa.scalar(False, kind.arrow))
+    plan = migration.plan_switch(lake, name, Mode.LIVE)
+    assert DELETED in plan.dropped
+    assert migration.switch_mode(lake, name, Mode.LIVE)
+    found = iceberg_in(lake.config, name.schema, name.table).scan().to_arrow()
+    assert found.column_names == ["id", SYNCED]
+    assert not migration.switch_mode(lake, name, Mode.LIVE)

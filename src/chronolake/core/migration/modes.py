@@ -176,11 +176,13 @@ def _to_live(description: TableDescription, markers: Sequence[str]) -> Conversio
     """Convert to live: the rows that are not deleted."""
     source = _source(description)
     if description.mode is Mode.HISTORY:
-        columns = _without_history(description)
+        stored = _without_history(description)
         stays = f"{ACTIVE}"
     else:
-        columns = [column for column in description.columns if column.name != DELETED]
+        stored = list(description.columns)
         stays = f"NOT {_is_deleted(description, markers)}"
+    # A history table may have the column, too; with it, the result would be in soft-delete mode.
+    columns = [column for column in stored if column.name != DELETED]
     query = f"SELECT {column_list(column.name for column in columns)} FROM {source} WHERE {stays}"
     return Conversion(tuple(columns), query, f"SELECT count(1), count_if({stays}) FROM {source}")
 
