@@ -11,15 +11,16 @@ from typing import Final
 from chronolake.errors import ConfigurationError
 from chronolake.types import Mode
 
-#: Streams whose name has this suffix support only history mode.
-_HISTORY_SUFFIX: Final = "_history"
+#: Streams, and tables without a pipeline, whose name has this suffix support only history mode.
+HISTORY_SUFFIX: Final = "_history"
 
 
 @dataclass(frozen=True)
 class StreamCapabilities:
     """The properties of a source's stream that determine its modes.
 
-    The senders of destination tables (over gRPC) choose the modes of those.
+    The senders of destination tables (over gRPC) choose the modes of those, within the rule of
+    `chronolake.core.history_only`.
 
     Attributes:
         name: the stream's name.
@@ -32,6 +33,11 @@ class StreamCapabilities:
     name: str
     reports_changes: bool
     is_history_only: bool = False
+
+
+def has_history_suffix(name: str) -> bool:
+    """Return whether the name of a table or stream means that it is only in history mode."""
+    return name.endswith(HISTORY_SUFFIX)
 
 
 def allowed_modes(stream: StreamCapabilities) -> list[Mode]:
@@ -66,8 +72,8 @@ def check_mode(stream: StreamCapabilities, mode: Mode) -> None:
 def _reason_against(stream: StreamCapabilities, mode: Mode) -> str | None:
     """Return why a stream does not support a mode, or None if it does."""
     if mode is not Mode.HISTORY:
-        if stream.name.endswith(_HISTORY_SUFFIX):
-            return f"its name ends in {_HISTORY_SUFFIX}"
+        if has_history_suffix(stream.name):
+            return f"its name ends in {HISTORY_SUFFIX}"
         return "its source does not support other modes" if stream.is_history_only else None
     if not stream.reports_changes:
         return "it has no timestamp that increases with every change"

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from chronolake.lake import Lake
 from chronolake.server import ServeOptions, Server
 from chronolake.tester import RunOptions, run
 from chronolake.tester.connector_types import connector_names
 from chronolake.tester.files import Compression
 from chronolake.tester.options import FlushMode
 from chronolake.tester.values import to_json
-from chronolake.types import TMAX_TEXT, Kind, TableName, stored_name
+from chronolake.types import TMAX_TEXT, Kind, Mode, TableName, stored_name
+from support.lakes import lake_config
 from support.server.caller import catalog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from chronolake.lake import Lake
 
 ROOT = Path(__file__).parents[2]
 INPUTS = ROOT.parent / "shared" / "data" / "partner-sdk" / "inputs"
@@ -49,7 +49,6 @@ SCENARIOS = {
     "tester 6": ["tester_input_6.json"],
     "migrations by AlterTable": ["schema_migrations_input_ddl.json"],
     "migrations of data": ["schema_migrations_input_dml.json"],
-    "migrations of modes": ["schema_migrations_input_sync_modes.json"],
     "history": [
         "history_mode_1_INIT.json",
         "history_mode_2_UPSERT.json",
@@ -57,6 +56,8 @@ SCENARIOS = {
         "history_mode_4_DELETE.json",
     ],
 }
+#: The vendor's scenario that switches the table of this name to soft-delete mode.
+MODES, SWITCHED = "schema_migrations_input_sync_modes.json", "new_transaction_history"
 FORMS: dict[str, dict[str, Any]] = {
     "encrypted": {},
     "encrypted, replayed": {"replay": True, "split": 2, "minimal_deletes": True},
@@ -79,15 +80,24 @@ _schemas = (f"scenario_{number}" for number in itertools.count())
 Tables = dict[str, dict[str, Any]]
 
 
-def play(server: Server, folder: Path, scenarios: list[Path], **options: Any) -> Tables:
-    """Run scenarios in their own schema; return the model, with the schema's name."""
+def drive(
+    server: Server, scenarios: list[Path], schema: str, dump: Path, **options: Any
+) -> tuple[int, str]:
+    """Run scenarios; return the exit code and the report."""
     if not all(path.exists() for path in scenarios):
         pytest.skip("the vendor's scenarios are not there (../shared/data/partner-sdk)")
-    report, dump, schema = io.StringIO(), folder / "model.json", next(_schemas)
-    settings = RunOptions(
-        target=f"127.0.0.1:{server.port}", schema=schema, dump_model=dump, **options
-    )
-    assert run(scenarios, settings, stream=report) == 0, report.getvalue()
+    report, target = io.StringIO(), f"127.0.0.1:{server.port}"
+    settings = RunOptions(target=target, schema=schema, dump_model=dump, **options)
+    return run(scenarios, settings, stream=report), report.getvalue()
+
+
+def play(
+    server: Server, folder: Path, scenarios: list[Path], schema: str | None = None, **options: Any
+) -> Tables:
+    """Run scenarios in their own schema; return the model, with the schema's name."""
+    schema, dump = schema or next(_schemas), folder / "model.json"
+    code, report = drive(server, scenarios, schema, dump, **options)
+    assert code == 0, report
     schemas: dict[str, Tables] = json.loads(dump.read_text())
     return {
         f"{schema}.{name}": table
@@ -231,9 +241,42 @@ def test_migrations_of_data_end_as_specified(lake: Lake, server: Server, tmp_pat
         assert {"two", "three"} <= {row["desc_detailed"] for row in detailed}
 
 
+@pytest.fixture
+def opted_out(lake: Lake, tmp_path: Path) -> Lake:
+    """Return a lake that is configured as docs/test-destination.md describes."""
+    tables = {f"tester.{SWITCHED}": {"history_only": False}}
+    folder = tmp_path / "opted out"
+    return Lake.open(folder, config=lake_config(folder, tables=tables))
+
+
 @pytest.mark.long
-def test_migrations_of_modes_end_as_specified(lake: Lake, server: Server, tmp_path: Path) -> None:
-    tables = play(server, tmp_path, [INPUTS / "schema_migrations_input_sync_modes.json"])
+@pytest.mark.parametrize("form", FORMS)
+def test_migrations_of_modes_end_in_the_modelled_tables(
+    opted_out: Lake, tmp_path: Path, form: str
+) -> None:
+    with Server(opted_out, ServeOptions(port=0)) as server:
+        tables = play(server, tmp_path, [INPUTS / MODES], "tester", **FORMS[form])
+    assert_stored_as_modelled(opted_out, tables)
+
+
+@pytest.mark.long
+def test_without_the_setting_migrations_of_modes_end_with_a_task(
+    lake: Lake, server: Server, tmp_path: Path
+) -> None:
+    schema = next(_schemas)
+    code, report = drive(server, [INPUTS / MODES], schema, tmp_path / "model.json")
+    assert code == 1
+    assert f'lake.tables: {{"{schema}.{SWITCHED}": {{history_only: false}}}}' in report
+    description = lake.describe(TableName(schema, SWITCHED))
+    assert description is not None
+    assert description.mode is Mode.HISTORY
+
+
+@pytest.mark.long
+def test_migrations_of_modes_end_as_specified(opted_out: Lake, tmp_path: Path) -> None:
+    lake = opted_out
+    with Server(lake, ServeOptions(port=0)) as server:
+        tables = play(server, tmp_path, [INPUTS / MODES], "tester")
     names = {key.split(".", 1)[1]: key for key in tables}
     kinds = {
         "id": Kind.INT,
@@ -275,12 +318,12 @@ def test_migrations_of_modes_end_as_specified(lake: Lake, server: Server, tmp_pa
     assert {
         (row["_fivetran_start"], row["_fivetran_end"], row["_fivetran_active"]) for row in switched
     } == {(newest, TMAX_TEXT, True)}
-    back = stored(lake, names["new_transaction_history"], {"_fivetran_deleted": Kind.BOOLEAN})
+    back = stored(lake, names[SWITCHED], {"_fivetran_deleted": Kind.BOOLEAN})
     assert back == [{"_fivetran_deleted": False}] * 6
     keys = {
         "transaction_history": ("id", "_fivetran_start"),
         "transaction": ("id", "_fivetran_start"),
-        "new_transaction_history": ("id",),
+        SWITCHED: ("id",),
     }
     for table, key in keys.items():
         description = lake.describe(TableName(*names[table].split(".", 1)))

@@ -22,9 +22,12 @@ from chronolake.durations import length_of, seconds_of
 from chronolake.errors import SchemaError
 from chronolake.location import SCHEMES, as_url, cut_in_urls, is_inside, scheme_of
 from chronolake.masking import URL_ESCAPES, may_show_password
+from chronolake.stream_modes import has_history_suffix
 from chronolake.types import RELIED_ON, TableName, stored_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from isodate import Duration
 
 
@@ -428,6 +431,11 @@ class TableConfig(Section):
     format_version: Annotated[FormatVersion | None, BeforeValidator(_as_format_version)] = Field(
         default=None, description="As `lake.format_version`, for this table."
     )
+    history_only: bool | None = Field(
+        default=None,
+        description="Whether a table without a pipeline can only be in history mode. Default: true "
+        "if its name ends in _history, in lower case.",
+    )
     deleted_columns: list[str] = Field(
         default_factory=list,
         description="The BOOLEAN columns that mark deleted rows of a table without a pipeline. A "
@@ -614,17 +622,29 @@ class LakeConfig(LakeSection):
 
     def format_version_of(self, name: TableName) -> int | None:
         """Return the configured format version of a table, or None."""
-        for written, table in self.tables.items():
-            if table.format_version is not None and TableName.parse(written) == name:
+        for table in self._settings_of(name):
+            if table.format_version is not None:
                 return table.format_version
         return self.format_version
 
+    def is_history_only(self, name: TableName) -> bool:
+        """Return whether a table without a pipeline can only be in history mode."""
+        for table in self._settings_of(name):
+            if table.history_only is not None:
+                return table.history_only
+        return has_history_suffix(name.table)
+
     def deleted_columns_of(self, name: TableName) -> tuple[str, ...]:
         """Return the configured columns that mark deleted rows of a table."""
+        for table in self._settings_of(name):
+            return tuple(map(stored_name, table.deleted_columns))
+        return ()
+
+    def _settings_of(self, name: TableName) -> Iterator[TableConfig]:
+        """Yield the settings of a table, whose name may be written in several ways."""
         for written, table in self.tables.items():
             if TableName.parse(written) == name:
-                return tuple(map(stored_name, table.deleted_columns))
-        return ()
+                yield table
 
     def _resolve(self, location: str) -> str:
         if scheme_of(location):

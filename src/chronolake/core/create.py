@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import RESERVED, expect_unreserved
+from chronolake.core.history_only import expect_mode
 from chronolake.errors import CallCancelledError, SchemaError
 from chronolake.failpoints import reach
 from chronolake.iceberg import COLUMNS_PROPERTY, columns_to_json
@@ -60,12 +61,14 @@ def create(lake: Lake, name: TableName, columns: Sequence[Column]) -> None:
 
     Raises:
         TableExistsError: the table exists; it is unchanged.
-        SchemaError: the columns are not valid for a table, or the schema is reserved.
+        SchemaError: the columns are not valid for a table, the schema is reserved, or the table can
+            only be in history mode.
         CallCancelledError: the call that this thread works for was cancelled; the table, and a
             schema that was created for it, were removed again.
     """
     expect_unreserved(name)
     check_columns(name, columns)
+    expect_mode(lake.config, name, mode_of(column.name for column in columns))
     # Locked, so that a repeated request finds the table either created or removed.
     with lake.writing(name):
         had_schema = lake.catalog.has_schema(name.schema)

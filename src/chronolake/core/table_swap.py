@@ -29,6 +29,7 @@ from chronolake.core.create import (
     partitioning_of,
     properties_of,
 )
+from chronolake.core.history_only import expect_mode
 from chronolake.core.omitted_columns import OMITTED_PROPERTY
 from chronolake.core.publish import (
     TableMovedError,
@@ -48,7 +49,13 @@ from chronolake.iceberg import (
 )
 from chronolake.session import CATALOG
 from chronolake.shared_storage import expect_stored
-from chronolake.types import HISTORY_SINCE_PROPERTY, SCRATCH_SCHEMA, TableName, now_micros
+from chronolake.types import (
+    HISTORY_SINCE_PROPERTY,
+    SCRATCH_SCHEMA,
+    TableName,
+    mode_of,
+    now_micros,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,11 +91,13 @@ def publish_new(
         properties: further properties of the table.
 
     Raises:
-        SchemaError: the columns are not valid for a table, or the schema is reserved.
+        SchemaError: the columns are not valid for a table, the schema is reserved, or the table can
+            only be in history mode.
         TableExistsError: a table of this name exists; it is unchanged.
     """
     expect_unreserved(name)
     check_columns(name, columns)
+    expect_mode(lake.config, name, mode_of(column.name for column in columns))
     lake.catalog.ensure_schema(name.schema)
     location = lake.new_location()
     stamped = {**properties, **format_version(lake, name), **publishing_properties()}
@@ -115,11 +124,12 @@ def publish_replacement(
         properties: properties that change.
 
     Raises:
-        SchemaError: the columns are not valid for a table.
+        SchemaError: the columns are not valid for a table, or it can only be in history mode.
         CommitConflictError: another writer published meanwhile; nothing has changed.
         CommitUnknownError: the catalog's response was lost.
     """
     check_columns(table.name, columns)
+    expect_mode(lake.config, table.name, mode_of(column.name for column in columns))
     location, began = new_subfolder(table), now_micros()
     changed = {**lasting_properties(lake, table), **properties}
     with _scratch_table(

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import structlog
 
 from chronolake import core
+from chronolake.core.history_only import may_have_mode, opt_out
 from chronolake.errors import ChronolakeError
 from chronolake.protos import common_pb2, destination_sdk_pb2, destination_sdk_pb2_grpc
 from chronolake.server import messages, migrate, write_batch
 from chronolake.server.calls import Call, Calls, describe_failure, rpc_method, text_of
-from chronolake.types import SYNCED, Column, ColumnType, Kind, TableName
+from chronolake.types import SYNCED, Column, ColumnType, Kind, Mode, TableName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -124,6 +125,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         self._writing = writing
         self._format = batch_format
         self._root = files_root
+        self._reported_modes: set[TableName] = set()
 
     def ConfigurationForm(  # noqa: N802 - the protocol's name
         self,
@@ -272,6 +274,7 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
         write = messages.write_of(request, format=self._format, prefix=prefix, root=self._root)
         with self._writing(write.name):
             written = write_batch.run(self._lake, write, history=history, batch=call.batch)
+        self._report_mode(write.name, written.mode)
         result = written.result
         if result is None:
             _log.info("batch_empty", table=str(write.name))
@@ -291,6 +294,21 @@ class Destination(Calls, destination_sdk_pb2_grpc.DestinationConnectorServicer):
             str(write.name), result, history=history, size=written.size, seconds=written.seconds
         )
         return destination_sdk_pb2.WriteBatchResponse(success=True)
+
+    def _report_mode(self, name: TableName, mode: Mode) -> None:
+        """Log, once for each table, that it was created in a mode that it can no longer be given.
+
+        Its writes are accepted: an upgrade must not stop a sync.
+        """
+        if may_have_mode(self._lake.config, name, mode) or name in self._reported_modes:
+            return
+        self._reported_modes.add(name)
+        _log.warning(
+            "not_in_history_mode",
+            table=str(name),
+            mode=mode.value,
+            reason=f"switch it with `chronolake mode`, or {opt_out(name)}",
+        )
 
 
 def _prefix(request: Any) -> str:

@@ -168,11 +168,13 @@ class WriteResult:
     """A published write.
 
     Attributes:
+        mode: the table's mode.
         result: the result of the batch; None if the request had no files.
         size: bytes of its files on disk.
         seconds: duration until the publication.
     """
 
+    mode: Mode
     result: BatchResult | None
     size: int
     seconds: float
@@ -201,7 +203,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> WriteResult:
             )
         plan = (plan_history_batch if history else plan_batch)(write, description)
         if not write.files:
-            return WriteResult(None, 0, time.monotonic() - started)
+            return WriteResult(description.mode, None, 0, time.monotonic() - started)
         # Measured before the write, because callers may delete their files after the response.
         size = sum(batch_files.size_of(file, str(write.name), batch) for file in write.files)
         with batch_files.copy_for_tasks(
@@ -218,7 +220,7 @@ def run(lake: Lake, write: Write, *, history: bool, batch: str) -> WriteResult:
         if rows:
             # No sample key, because a key may be personal data.
             _log.warning(event, table=str(write.name), batch=batch, rows=rows, reason=reason)
-    return WriteResult(result, size, time.monotonic() - started)
+    return WriteResult(description.mode, result, size, time.monotonic() - started)
 
 
 def _read(spark: SparkSession, write: Write, plan: WritePlan, batch: str) -> DataFrame:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from chronolake.core.history_only import expect_mode
 from chronolake.core.publish import publish_with_retries
 from chronolake.core.rewrite import drop_abandoned
 from chronolake.core.sql import column_list
@@ -312,6 +313,7 @@ def plan_switch(
     if description.mode is mode:
         rows = lake.table(name).df.count()
         return SwitchPlan(name, mode, mode, (), (), rows, rows)
+    expect_mode(lake.config, name, mode)
     conversion = convert_to(lake.spark, description, mode, markers=markers)
     (counted,) = lake.spark.sql(conversion.counts).collect()
     before = [column.name for column in description.columns]
@@ -358,7 +360,8 @@ def switch_mode(
 
     Raises:
         TableNotFoundError: the table does not exist.
-        SchemaError: the table cannot have this mode: it has no key, or a conflicting column.
+        SchemaError: the table cannot have this mode: it has no key or a conflicting column, or it
+            can only be in history mode.
         UnknownColumnError: a marker is needed, and none of them exists.
         ConfigurationError: a pipeline fills the table.
         CommitError: the result could not be published, or the table has another snapshot.

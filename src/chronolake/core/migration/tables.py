@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from chronolake.cancellation import raise_if_cancelled
 from chronolake.change_set import expect_unreserved
 from chronolake.containment import files_elsewhere
+from chronolake.core.history_only import expect_mode
 from chronolake.core.migration.modes import convert_to
 from chronolake.core.publish import expect_destination_table, publish_with_retries
 from chronolake.core.rewrite import drop_abandoned
@@ -92,7 +93,8 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
         TableExistsError: both names exist; nothing has changed.
         ConfigurationError: a pipeline fills the table.
         LakeLocationError: the table is outside the opened lake.
-        SchemaError: the new schema is reserved.
+        SchemaError: the new schema is reserved, or a table with the new name can only be in history
+            mode.
     """
     expect_unreserved(new_name)
     with _lock_tables(lake, name, new_name):
@@ -106,6 +108,7 @@ def rename_table(lake: Lake, name: TableName, new_name: TableName) -> bool:
                 "The table to rename does not exist.", table=str(name), hint="Create it first."
             )
         expect_destination_table(table)
+        expect_mode(lake.config, new_name, describe_loaded(table).mode)
         lake.containment.expect_inside(table)
         reach("publish.before-commit")
         raise_if_cancelled()
@@ -126,6 +129,8 @@ def copy_table(lake: Lake, name: TableName, new_name: TableName) -> None:
         TableNotFoundError: the table does not exist.
         TableExistsError: the new name belongs to a table that is not such a copy; nothing has
             changed.
+        SchemaError: the new schema is reserved, or a table with the new name can only be in history
+            mode.
         CommitError: the copy could not be published.
     """
 
