@@ -76,13 +76,14 @@ def _stream(name: str, url: str) -> dict[str, Any]:
     }
 
 
-def configured(folder: Path, url: str) -> Project:
-    """Write the project: a data lake, and the API."""
+def configured(folder: Path, url: str, modes: str = "{}") -> Project:
+    """Write the project: a data lake, and the API, some of whose streams may have a mode."""
     (folder / "shop.yaml").write_text(json.dumps(manifest(url)), encoding="utf-8")
     return project(
         folder,
         "  crm:\n    source: {type: data_lake_v2, path: source, org: X}\n"
         "  shop:\n    source: {type: declarative, manifest: shop.yaml, concurrency: 2}\n"
+        f"    streams: {modes}\n"
         "  never:\n    source: {type: data_lake_v2, path: nowhere, org: X}\n",
     )
 
@@ -103,11 +104,13 @@ def build(folder: Path, url: str) -> None:
             source.write("Account", _rows(0, 400, at))
         source.write("Contact", _rows(0, 120, 0))
         sync(lake, made, "crm")
-        source.write("Account", _rows(300, 200, 7))
+        source.write("Account", [{**row, "City": "Bonn"} for row in _rows(300, 200, 7)])
         source.write(HOSTILE.replace("/", ""), _rows(0, 5, 1))
         broken = source.write("Contact", _rows(0, 1, 9))
         broken.write_bytes(b"PAR1 is not enough")
         sync(lake, made, "crm")
+        sync(lake, made, "shop")
+        made = configured(folder, url, "{orders: {mode: live}}")
         sync(lake, made, "shop")
         sync(lake, made, "shop")
         away = folder / "source/parquet"
