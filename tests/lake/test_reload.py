@@ -260,6 +260,7 @@ def test_a_re_sync_in_steps_closes_records_that_no_step_contains(
     ]
 
 
+@pytest.mark.long
 def test_a_source_without_rows_closes_everything_or_nothing(lake: Lake, name: TableName) -> None:
     fill(lake, name, CLOSED, ACTIVE)
     run(lake, name, timeless(lake, []))

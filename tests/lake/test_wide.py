@@ -196,7 +196,8 @@ def _retyped(column: Column, old: Kind, new: Kind) -> Column:
     return replace(column, type=ColumnType(new)) if column.type.kind is old else column
 
 
-@pytest.mark.parametrize("mode", [pytest.param(Mode.LIVE, marks=pytest.mark.long), Mode.HISTORY])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [Mode.LIVE, Mode.HISTORY])
 def test_a_batch_costs_no_call_for_each_column(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, mode: Mode
 ) -> None:

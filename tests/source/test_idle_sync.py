@@ -102,7 +102,7 @@ _MODES = ("history", "soft-delete", "live")
 _OWNER = {"name": "x", "place": {"city": "y"}}
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("mode", _MODES)
 def test_an_api_that_returns_its_last_records_again_needs_no_jvm(
     tmp_path: Path, api: Api, mode: str

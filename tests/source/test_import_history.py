@@ -119,6 +119,7 @@ def test_a_dbt_snapshot(imported: Imported, tmp_path: Path) -> None:
     assert imported.versions("id", "name") == sorted([*expected, (1, "c", _at(7), None)])
 
 
+@pytest.mark.long
 def test_a_dbt_snapshot_with_records_of_deletions(imported: Imported, tmp_path: Path) -> None:
     rows = [
         {**_snapshot(1, "a", 0, 2), "dbt_is_deleted": "False"},

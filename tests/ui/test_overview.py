@@ -97,6 +97,7 @@ def test_a_table_that_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
     catalog.engine.dispose()
 
 
+@pytest.mark.long
 def test_a_copied_lake_reports_that_its_tables_are_located_elsewhere(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()

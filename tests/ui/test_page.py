@@ -281,6 +281,7 @@ def test_a_record_of_a_table_without_history_is_its_current_row(visit: Open) -> 
     expect(page.locator("main table")).to_contain_text("Kyoto")
 
 
+@pytest.mark.long
 def test_ten_thousand_versions_stay_few_on_the_page(visit: Open, read_history: ReadHistory) -> None:
     page = visit(links.record(SENSOR, {"id": 1}))
     reported = read_history("plant.sensor", "id=1")

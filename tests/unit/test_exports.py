@@ -161,6 +161,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         chronolake.nonsense  # noqa: B018
 
 
+@pytest.mark.long
 def test_a_users_program_type_checks() -> None:
     assert (importlib.resources.files("chronolake") / "py.typed").is_file()
     done = subprocess.run(

@@ -43,6 +43,7 @@ def test_jars_are_downloaded_from_a_mirror_once(
     assert jars.paths(java_home()) == files
 
 
+@pytest.mark.long
 def test_a_jar_with_another_hash_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
