@@ -54,6 +54,12 @@ _COLUMNS: Final = {
     Mode.SOFT_DELETE: (*_BASE, Column(DELETED, ColumnType(Kind.BOOLEAN))),
     Mode.HISTORY: (*_BASE, *_VERSIONED),
 }
+#: Record 1 has another value, 2 is unchanged, 3 is deleted, and 4 is new.
+_PRESENT: Final = (
+    "SELECT CAST(id AS INT) AS id, name, timestamp_micros(start) AS _fivetran_start FROM VALUES "
+    f"(1, 'changed', {_T + 5 * _DAY}L), (2, 'b', {_T}L), (4, 'd', {_T + 6 * _DAY}L) "
+    "AS rows (id, name, start)"
+)
 _RESYNC: Final = f"""
 import sys
 from pathlib import Path
@@ -68,12 +74,8 @@ resynced(Lake.open(folder, config=lake_config(folder)), TableName("s", sys.argv[
 
 
 def resynced(lake: Lake, name: TableName) -> None:
-    """Re-sync the table: record 1 has another value, 2 is unchanged, 3 is deleted, and 4 is new."""
-    rows = lake.spark.sql(
-        "SELECT id, name, timestamp_micros(start) AS _fivetran_start FROM VALUES "
-        f"(1, 'changed', {_T + 5 * _DAY}L), (2, 'b', {_T}L), (4, 'd', {_T + 6 * _DAY}L) "
-        "AS rows (id, name, start)"
-    ).selectExpr("CAST(id AS INT) AS id", "name", "_fivetran_start")
+    """Re-sync the table with the present rows."""
+    rows = lake.spark.sql(_PRESENT)
     core.resync(
         lake, name, rows, at_micros=_T + 9 * _DAY, batch="r", gone=core.MissingRecords.CLOSE
     )
@@ -192,3 +194,13 @@ def test_a_switch_may_be_killed_at_every_step(lake: Lake, before: Mode, after: M
 @pytest.mark.long
 def test_a_resync_may_be_killed_at_every_step(lake: Lake) -> None:
     _check_resync(lake, _STAGING)
+
+
+@pytest.mark.long
+def test_the_command_that_resyncs_may_be_killed_at_every_step(lake: Lake) -> None:
+    def is_killed(name: TableName, failpoint: str) -> bool:
+        words = ("resync", str(name), "--lake", str(lake.config.path), "--from", _PRESENT)
+        rules = ("--at", "2024-01-10", "--missing", "close", "--yes")
+        return run_command_until_failpoint(*words, *rules, failpoint=failpoint)
+
+    _check(lake, Mode.HISTORY, _STAGING, lambda name: resynced(lake, name), is_killed)
