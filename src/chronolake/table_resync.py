@@ -18,6 +18,7 @@ from chronolake import core
 from chronolake.config import FileSettings
 from chronolake.core.alter import convert_columns, is_lost
 from chronolake.core.sql import cached_view, column_list
+from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, SchemaError, SourceError, UnknownColumnError
 from chronolake.frames import select
 from chronolake.query import run_query
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from chronolake.config import FileFormat
     from chronolake.core import MissingRecords, ResyncPlan
     from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
 
 _QUERY: Final = re.compile(r"\s*(\(|(select|with|values|from|table)\b\s*\S)", re.IGNORECASE)
@@ -74,19 +76,22 @@ class TableResync:
         origin: the kind of its source.
         plan: its effects on the table as it is now.
         rows: the rows, with the table's types.
+        planned_on: the state of the table before the source was read.
     """
 
     lake: Lake
     origin: Origin
     plan: ResyncPlan
     rows: DataFrame
+    planned_on: IcebergTable
 
     def run(self) -> None:
         """Apply the re-sync in one published step; another run with the same time changes nothing.
 
         Raises:
             ConfigurationError: a pipeline fills the table.
-            CommitError: the result could not be published; nothing has changed.
+            CommitError: the result could not be published, or another process has written to the
+                table since the source was read; nothing has changed.
         """
         core.resync(
             self.lake,
@@ -95,6 +100,7 @@ class TableResync:
             at_micros=self.plan.at_micros,
             batch=f"resync-{uuid4().hex}",
             gone=self.plan.gone,
+            planned_on=self.planned_on,
         )
 
 
@@ -130,9 +136,10 @@ def prepare(
         QueryError: the query is not valid.
         SourceError: a file cannot be read.
     """
-    description = lake.describe(name)
-    if description is None:
+    planned_on = lake.catalog.find(name)
+    if planned_on is None:
         raise lake.missing(name)
+    description = describe_loaded(planned_on)
     with ExitStack() as stack:
         origin, found = _read(lake, description, source, _Files(base, format, stack))
         given = _renamed(found, description, start, origin)
@@ -142,7 +149,7 @@ def prepare(
         rows = _with_types(lake.spark.table(kept), description, before)
         _expect_not_older(lake, description, at_micros)
         plan = core.plan_resync(lake, name, rows, at_micros=at_micros, gone=gone)
-        yield TableResync(lake, origin, plan, rows)
+        yield TableResync(lake, origin, plan, rows, planned_on)
 
 
 def _read(

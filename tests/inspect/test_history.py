@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from chronolake.config import LakeConfig
 from chronolake.errors import TableNotFoundError, UnknownColumnError, ValueRefusedError
-from chronolake.inspect import Change, Ending, history
+from chronolake.inspect import Change, Ending, history, render
 from chronolake.types import Mode, TableName
 from support.inspect.layout import HISTORY, TMAX, Make
 
@@ -55,6 +56,32 @@ def test_a_table_without_history_gives_the_current_row(config: LakeConfig, make:
 
     assert [version.values for version in timeline.versions] == [{"id": 2, "name": "Ben"}]
     assert timeline.versions[0].start is None
+
+
+def test_a_soft_delete_table_distinguishes_deleted_and_archived_rows(
+    config: LakeConfig, make: Make
+) -> None:
+    """Source: `seeds/data-lake-v2.txt`, `grax__deletesource`."""
+    make(
+        ORDERS,
+        ["id*:INT", "grax__deletesource:STRING", "_fivetran_deleted:BOOLEAN"],
+        [
+            (1, "grax", True),
+            (2, "source", True),
+            (3, None, True),
+            (4, "grax", False),
+            (5, "", None),
+        ],
+    )
+    found = [history(config, ORDERS, {"id": str(key)}) for key in range(1, 6)]
+    outcomes = [version.outcome for one in found for version in one.versions]
+    assert outcomes == ["archived", "deleted", "deleted", "active", "active"]
+    (archived,) = found[0].as_json()["versions"]
+    assert (archived["ending"], archived["archived"]) == ("deleted", True)
+    console = Console(width=100)
+    with console.capture() as printed:
+        console.print(render.timeline(found[0]))
+    assert "archived" in printed.get()
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from chronolake import core
 from chronolake.cli.resync import MissingSetting
 from chronolake.core import MissingRecords
+from chronolake.errors import CommitError
 from chronolake.lake import Lake
 from chronolake.table_resync import prepare
 from chronolake.types import DELETED, Column, ColumnType, Kind, TableName
@@ -124,6 +125,7 @@ def test_a_dry_run_counts_and_changes_nothing(lake: Lake, name: TableName, run: 
         "unchanged": 0,
         "added": 1,
         "closed": 1,
+        "shortened": 0,
         "replaced": 0,
         "removed": 0,
         "ended": 1,
@@ -206,6 +208,52 @@ def test_a_loss_needs_a_confirmation(lake: Lake, name: TableName, run: Run) -> N
         (1, 9, AT, _T - _DAY, TMAX_MICROS, True),
         (2, 20, _T, _T, AT - 1000, False),
     ]
+
+
+def test_an_end_that_moves_needs_a_confirmation(lake: Lake, run: Run) -> None:
+    name = TableName("resynced", f"ended{next(_numbers)}")
+    fill(lake, name, [(1, 10, _T, _T, _T + 4 * _DAY, False)])
+    source = f"SELECT 1 AS id, 11 AS v, timestamp_micros({_T + 2 * _DAY}) AS _fivetran_start"
+    code, plan, problem = run(source, "--dry-run", table=name)
+    assert code == 0, problem
+    assert plan is not None
+    assert (plan["added"], plan["shortened"]) == (1, 1)
+    code, _, problem = run(source, table=name)
+    assert code == 2
+    assert "would lose 1 shortened version. Confirm with --yes" in problem
+    assert run(source, "--yes", table=name)[0] == 0
+    assert stored(lake, name) == [
+        (1, 10, _T, _T, _T + 2 * _DAY - 1000, False),
+        (1, 11, AT, _T + 2 * _DAY, TMAX_MICROS, True),
+    ]
+
+
+@pytest.mark.parametrize("change", ["rows", "columns"])
+def test_what_others_wrote_since_the_source_was_read_is_not_overwritten(
+    lake: Lake, name: TableName, change: str
+) -> None:
+    query = f"SELECT 1 AS id, 11 AS v, timestamp_micros({_T + _DAY}) AS _fivetran_start"
+    gone = MissingRecords.DEACTIVATE
+    with prepare(lake, name, query, base=Path(), at_micros=AT, gone=gone) as prepared:
+        if change == "rows":
+            later = f"timestamp_micros({AT + _DAY}), timestamp_micros({TMAX_MICROS}), true"
+            lake.spark.sql(
+                f"INSERT INTO {name.sql} VALUES (3, 30, timestamp_micros({AT - 1}), {later})"
+            )
+        else:
+            lake.spark.sql(f"ALTER TABLE {name.sql} ADD COLUMN more INT")
+        left = stored(lake, name), lake.catalog.load(name).snapshot_id
+        with pytest.raises(CommitError, match="Another process has written to the table") as error:
+            prepared.run()
+    assert "Run it again" in (error.value.hint or "")
+    assert (stored(lake, name), lake.catalog.load(name).snapshot_id) == left
+
+
+def test_a_time_in_the_future_is_refused(lake: Lake, name: TableName, run: Run) -> None:
+    code, _, problem = run(QUERY, "--at", "2900-01-01")
+    assert code == 2
+    assert "in the future" in problem
+    assert stored(lake, name) == BEFORE
 
 
 @pytest.mark.parametrize(
@@ -372,3 +420,8 @@ def test_a_re_sync_is_what_the_model_says(
     now = {(version[0], version[3]) for version in expected}
     assert plan.removed == len(was - now)
     assert plan.added == len(now - was)
+    stays = {(version[0], version[3]): version[4] for version in expected if not version[5]}
+    shortened = 0
+    for key, _, _, start, end, is_active in versions:
+        shortened += not is_active and stays.get((key, start), end) != end
+    assert plan.shortened == shortened

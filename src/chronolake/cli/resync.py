@@ -66,7 +66,10 @@ def resync_table(table: TableName, given: str, stored: LakeConfig, options: Resy
     from chronolake.instants import micros_of
     from chronolake.types import now_micros, stored_name
 
-    at = now_micros() if options.at is None else micros_of(options.at)
+    now = now_micros()
+    at = now if options.at is None else micros_of(options.at)
+    if at > now:
+        raise typer.BadParameter("the time is in the future", param_hint="--at")
     formats = [form.value for form in FileFormat if form not in VERSIONED]
     if options.format is not None and options.format not in formats:
         raise typer.BadParameter(f"write {', '.join(formats)}", param_hint="--format")

@@ -70,8 +70,13 @@ def expect_unmoved(table: IcebergTable, current: IcebergTable) -> None:
     Raises:
         TableMovedError: rows, columns or the table itself have changed.
     """
-    if _state_of(table) != _state_of(current):
+    if has_moved(table, current):
         raise TableMovedError("Another writer published first.", table=str(current.name))
+
+
+def has_moved(table: IcebergTable, current: IcebergTable) -> bool:
+    """Return whether a table's rows, columns or identity differ between two of its states."""
+    return _state_of(table) != _state_of(current)
 
 
 def _state_of(table: IcebergTable) -> tuple[object, ...]:

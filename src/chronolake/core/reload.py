@@ -25,6 +25,7 @@ from chronolake.core import usage
 from chronolake.core.batch_profile import profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
+from chronolake.core.publish import has_moved
 from chronolake.core.sql import TABLE, cached_view, column_list
 from chronolake.core.staging import (
     BATCH_PROPERTY,
@@ -33,7 +34,7 @@ from chronolake.core.staging import (
     expect_unaltered,
     write_staged,
 )
-from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
+from chronolake.errors import BatchError, CommitError, TableNotFoundError, UnknownColumnError
 from chronolake.formatting import format_count
 from chronolake.frames import temp_view
 from chronolake.session import CATALOG
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from chronolake.description import TableDescription
+    from chronolake.iceberg import IcebergTable
     from chronolake.lake import Lake
     from chronolake.types import TableName
 
@@ -78,6 +80,7 @@ def resync(
     at_micros: int,
     batch: str,
     gone: MissingRecords = MissingRecords.STAY,
+    planned_on: IcebergTable | None = None,
 ) -> BatchResult:
     """Update a history table to the source's current rows, in one published step.
 
@@ -92,13 +95,16 @@ def resync(
         batch: the identity of this step, for logs and the table's properties.
         gone: the treatment of active records that are missing from all steps of this re-sync. Only
             for its last step; for the others, `MissingRecords.STAY`.
+        planned_on: the state of the table before the source was read. If the table has changed
+            since, the rows may be older than its versions, and nothing is written. None: they are
+            not, because the caller is the only writer.
 
     Raises:
         TableNotFoundError: the table does not exist.
         BatchError: the table is not in history mode, a key column is missing, or the table has no
             `_fivetran_synced` to find missing records.
         UnknownColumnError: the table does not have the column.
-        CommitError: the result could not be published.
+        CommitError: the result could not be published, or the table has changed since `planned_on`.
         Exception: any error from computing `rows`; nothing has changed.
     """
     description = _described(lake, name)
@@ -109,6 +115,14 @@ def resync(
 
     def write(attempt: StagedWrite) -> Mapping[str, str]:
         nonlocal result
+        if planned_on is not None and has_moved(planned_on, attempt.table):
+            raise CommitError(
+                "Another process has written to the table since the re-sync began to read its "
+                "source. Nothing has changed.",
+                table=str(name),
+                hint="Run it again: it reads the source again, which may be older than what was "
+                "written.",
+            )
         expect_unaltered(attempt, description)
         changes = _changes(attempt.spark, attempt.source, rows, description, at_micros)
         written = None
@@ -143,6 +157,7 @@ class ResyncPlan:
         unchanged: active versions that only get a new `_fivetran_synced`.
         added: versions with a start that no version of their record has.
         closed: active versions that end because a later one begins.
+        shortened: versions that had ended, and end earlier because a later one begins.
         replaced: versions whose values are replaced, or that are active again, with their start.
         removed: versions that are deleted, because they start later than their record's row.
         ended: active versions of missing records, which end.
@@ -155,6 +170,7 @@ class ResyncPlan:
     unchanged: int
     added: int
     closed: int
+    shortened: int
     replaced: int
     removed: int
     ended: int
@@ -164,7 +180,11 @@ class ResyncPlan:
         """Return what readers of the table no longer see, as a text; None if nothing is lost."""
         lost = [
             format_count(number, f"{kind} version")
-            for number, kind in ((self.removed, "later"), (self.replaced, "replaced"))
+            for number, kind in (
+                (self.removed, "later"),
+                (self.replaced, "replaced"),
+                (self.shortened, "shortened"),
+            )
             if number
         ]
         if self.ended:
@@ -213,10 +233,12 @@ def plan_resync(
         of_key = ", ".join(f"{_SOURCE}.{quote(name)}" for name in key)
         (counted,) = spark.sql(
             "SELECT count(1), count_if(same), count_if(same IS NULL), sum(closed), "
-            "count_if(NOT same), sum(removed) FROM (SELECT "
+            "sum(shortened), count_if(NOT same), sum(removed) FROM (SELECT "
             f"bool_or(IF({TABLE}.{START} = {_SOURCE}.{START}, coalesce({is_same}, false), NULL)) "
             f"AS same, count_if({TABLE}.{ACTIVE} AND {TABLE}.{START} < {_SOURCE}.{START}) AS "
-            f"closed, count_if({TABLE}.{START} > {_SOURCE}.{START}) AS removed "
+            f"closed, count_if(NOT {TABLE}.{ACTIVE} AND {TABLE}.{START} < {_SOURCE}.{START} AND "
+            f"{TABLE}.{END} >= {_SOURCE}.{START}) AS shortened, "
+            f"count_if({TABLE}.{START} > {_SOURCE}.{START}) AS removed "
             f"FROM {incoming} LEFT JOIN {stored} AS {TABLE} ON {same_key} GROUP BY {of_key})"
         ).collect()
         ended = 0
@@ -226,7 +248,9 @@ def plan_resync(
                 f"WHERE {_is_missing(at_micros)}"
             ).collect()
             ended = missing[0]
-    records, unchanged, added, closed, replaced, removed = (number or 0 for number in counted)
+    records, unchanged, added, closed, shortened, replaced, removed = (
+        number or 0 for number in counted
+    )
     return ResyncPlan(
         table=name,
         at_micros=at_micros,
@@ -235,6 +259,7 @@ def plan_resync(
         unchanged=unchanged,
         added=added,
         closed=closed,
+        shortened=shortened,
         replaced=replaced,
         removed=removed,
         ended=ended,

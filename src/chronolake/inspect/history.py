@@ -25,6 +25,7 @@ from chronolake.parsing import clocks_of
 from chronolake.types import (
     ACTIVE,
     DELETE_SOURCE,
+    DELETED,
     END,
     HASH,
     HISTORY_COLUMNS,
@@ -202,16 +203,19 @@ class StoredVersions(Sequence[Version]):
 def current_rows(rows: pa.Table) -> tuple[Version, ...]:
     """Return the rows of a record of a table without history."""
     columns = {name: cells(rows[name]) for name in rows.column_names}
-    synced = columns.get(SYNCED, [None] * rows.num_rows)
+    absent = [None] * rows.num_rows
+    synced, sources = columns.get(SYNCED, absent), columns.get(DELETE_SOURCE, absent)
+    deleted = rows[DELETED].to_pylist() if DELETED in columns else absent
     values = {name: column for name, column in columns.items() if name not in _HIDDEN_COLUMNS}
     return tuple(
         Version(
             None,
             None,
-            Ending.ACTIVE,
+            Ending.DELETED if deleted[place] else Ending.ACTIVE,
             synced[place],
             {name: column[place] for name, column in values.items()},
             (),
+            is_archived=bool(deleted[place]) and sources[place] == _ARCHIVE,
         )
         for place in range(rows.num_rows)
     )

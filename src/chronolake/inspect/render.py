@@ -92,7 +92,7 @@ def timeline(timeline: Timeline) -> RenderableType:
         return Group(title, Text("No such record.", style="yellow"))
     lineage = _lineage(timeline)
     if timeline.mode is not Mode.HISTORY:
-        blocks = [_values(version) for version in timeline.versions]
+        blocks = [_row(version) for version in timeline.versions]
         return Group(title, *lineage, Text(), *blocks)
     title.append(f", {count} version{'s' if count > 1 else ''}", style="dim")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
@@ -173,6 +173,13 @@ def _grid(pairs: Iterable[tuple[str, Text]]) -> Table:
     for name, value in pairs:
         grid.add_row(label(name, longest=40), value)
     return grid
+
+
+def _row(version: Version) -> RenderableType:
+    """Render a row of a table without history, and that it is marked as deleted."""
+    if version.ending is Ending.ACTIVE:
+        return _values(version)
+    return Group(Text(version.outcome, style=_STYLES[version.ending]), _values(version))
 
 
 def _values(version: Version) -> RenderableType:
