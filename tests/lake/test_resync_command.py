@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,12 @@ def stored(lake: Lake, name: TableName) -> list[Version]:
         (column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist()
         for column in found.columns
     ]
-    return sorted(zip(*columns, strict=True))
+    return in_order(zip(*columns, strict=True))
+
+
+def in_order(versions: Iterable[Version]) -> list[Version]:
+    """Return versions by record and start; values may be null, which Python does not order."""
+    return sorted(versions, key=itemgetter(0, 3))
 
 
 def fill(lake: Lake, name: TableName, versions: list[Version]) -> None:
@@ -359,7 +365,7 @@ def modelled(
             until = start_ - 1000 if cut else end
             result.append((key, old, synced, start, until, False if cut else is_active))
         result.append((key, value, at, start_, TMAX_MICROS, True))
-    return sorted(result)
+    return in_order(result)
 
 
 @st.composite
