@@ -120,8 +120,7 @@ def resync(
                 "Another process has written to the table since the re-sync began to read its "
                 "source. Nothing has changed.",
                 table=str(name),
-                hint="Run it again: it reads the source again, which may be older than what was "
-                "written.",
+                hint="Run it again: what it has read may be older than what was written.",
             )
         expect_unaltered(attempt, description)
         changes = _changes(attempt.spark, attempt.source, rows, description, at_micros)
