@@ -15,6 +15,7 @@ from chronolake import core
 from chronolake.core import migration
 from chronolake.errors import (
     BatchError,
+    CommitError,
     HistoryWarning,
     SchemaError,
     TableExistsError,
@@ -283,6 +284,18 @@ def test_a_marker_of_another_name_is_made_where_it_is_missing(lake: Lake, name: 
     migration.switch_mode(lake, name, Mode.SOFT_DELETE, markers=["gone"])
     found = lake.table(name).df.select("_fivetran_deleted", "gone").distinct().collect()
     assert [tuple(row) for row in found] == [(False, False)]
+
+
+def test_a_switch_that_was_planned_on_another_state_is_refused(lake: Lake, name: TableName) -> None:
+    fill(lake, name, soft=False)
+    planned_on = lake.catalog.load(name)
+    lake.spark.sql(f"ALTER TABLE {name.sql} ADD COLUMN more INT")
+    before = lake.catalog.load(name).snapshot_id
+    with pytest.raises(CommitError, match="Another process has written to the table"):
+        migration.switch_mode(lake, name, Mode.SOFT_DELETE, planned_on=planned_on)
+    assert lake.catalog.load(name).snapshot_id == before
+    now = lake.catalog.load(name)
+    assert migration.switch_mode(lake, name, Mode.SOFT_DELETE, planned_on=now)
 
 
 def test_a_view_is_dropped_with_its_table_also_if_the_request_is_repeated(

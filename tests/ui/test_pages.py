@@ -139,6 +139,15 @@ def test_restored_records_are_linked_and_archived_ones_are_distinguished(
     assert "<dt>Deleted</dt>" in new
 
 
+def test_a_deleted_row_of_a_soft_delete_table_is_marked(make: Make, get: Get) -> None:
+    columns = ["Id*:STRING", "grax__deletesource:STRING", "_fivetran_deleted:BOOLEAN"]
+    make(ORDERS, columns, [("1", "grax", True), ("2", "source", True), ("3", "grax", False)])
+    pages = [get(f"/record?table=shop.orders&key.Id={key}").text for key in (1, 2, 3)]
+    assert '<span class="badge deleted" data-ending>archived</span>' in pages[0]
+    assert '<span class="badge deleted" data-ending>deleted</span>' in pages[1]
+    assert "data-ending" not in pages[2]
+
+
 def test_the_time_that_is_wrong_is_marked(make: Make, get: Get) -> None:
     make(ORDERS, ["id*:INT"], [(1,)])
 

@@ -133,12 +133,12 @@ def mode(
         if plan.forgets and not yes:
             _confirm(plan, json=json)
         with _progress(f"Switching {name} to {wanted} mode", json=json):
-            snapshot = None
+            copied = None
             if copy is not None:
                 # Changes between the copy and the switch would be in neither.
-                snapshot = opened.catalog.load(name).snapshot_id
+                copied = opened.catalog.load(name)
                 migration.copy_table(opened, name, copy)
-            migration.switch_mode(opened, name, wanted, markers=markers, unless_moved_from=snapshot)
+            migration.switch_mode(opened, name, wanted, markers=markers, planned_on=copied)
     _print_plan(plan, json=json, done=True)
 
 

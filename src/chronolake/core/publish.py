@@ -70,13 +70,28 @@ def expect_unmoved(table: IcebergTable, current: IcebergTable) -> None:
     Raises:
         TableMovedError: rows, columns or the table itself have changed.
     """
-    if has_moved(table, current):
+    if _state_of(table) != _state_of(current):
         raise TableMovedError("Another writer published first.", table=str(current.name))
 
 
-def has_moved(table: IcebergTable, current: IcebergTable) -> bool:
-    """Return whether a table's rows, columns or identity differ between two of its states."""
-    return _state_of(table) != _state_of(current)
+def expect_as_planned(planned_on: IcebergTable | None, current: IcebergTable) -> None:
+    """Refuse a change that was planned, and perhaps confirmed, on another state of the table.
+
+    Unlike `expect_unmoved`, staging the change again would not help: its plan is outdated.
+
+    Args:
+        planned_on: the state that the plan was made from; None: any.
+
+    Raises:
+        CommitError: rows, columns or the table itself have changed.
+    """
+    if planned_on is not None and _state_of(planned_on) != _state_of(current):
+        raise CommitError(
+            "Another process has written to the table since it was read for this change, which was "
+            "not made.",
+            table=str(current.name),
+            hint="Run it again: what was read may be older than what was written.",
+        )
 
 
 def _state_of(table: IcebergTable) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from chronolake.core import usage
 from chronolake.core.batch_profile import profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
-from chronolake.core.publish import has_moved
+from chronolake.core.publish import expect_as_planned
 from chronolake.core.sql import TABLE, cached_view, column_list
 from chronolake.core.staging import (
     BATCH_PROPERTY,
@@ -34,7 +34,7 @@ from chronolake.core.staging import (
     expect_unaltered,
     write_staged,
 )
-from chronolake.errors import BatchError, CommitError, TableNotFoundError, UnknownColumnError
+from chronolake.errors import BatchError, TableNotFoundError, UnknownColumnError
 from chronolake.formatting import format_count
 from chronolake.frames import temp_view
 from chronolake.session import CATALOG
@@ -115,13 +115,7 @@ def resync(
 
     def write(attempt: StagedWrite) -> Mapping[str, str]:
         nonlocal result
-        if planned_on is not None and has_moved(planned_on, attempt.table):
-            raise CommitError(
-                "Another process has written to the table since the re-sync began to read its "
-                "source. Nothing has changed.",
-                table=str(name),
-                hint="Run it again: what it has read may be older than what was written.",
-            )
+        expect_as_planned(planned_on, attempt.table)
         expect_unaltered(attempt, description)
         changes = _changes(attempt.spark, attempt.source, rows, description, at_micros)
         written = None

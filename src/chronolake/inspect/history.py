@@ -195,7 +195,7 @@ class StoredVersions(Sequence[Version]):
             return [False] * len(self)
         sources = cells(self._rows[DELETE_SOURCE])
         return [
-            ending is Ending.DELETED and source == _ARCHIVE
+            _is_archived(ending, source)
             for ending, source in zip(self._endings, sources, strict=True)
         ]
 
@@ -205,20 +205,25 @@ def current_rows(rows: pa.Table) -> tuple[Version, ...]:
     columns = {name: cells(rows[name]) for name in rows.column_names}
     absent = [None] * rows.num_rows
     synced, sources = columns.get(SYNCED, absent), columns.get(DELETE_SOURCE, absent)
-    deleted = rows[DELETED].to_pylist() if DELETED in columns else absent
+    marks = rows[DELETED].to_pylist() if DELETED in columns else absent
+    endings = [Ending.DELETED if mark else Ending.ACTIVE for mark in marks]
     values = {name: column for name, column in columns.items() if name not in _HIDDEN_COLUMNS}
     return tuple(
         Version(
             None,
             None,
-            Ending.DELETED if deleted[place] else Ending.ACTIVE,
+            endings[place],
             synced[place],
             {name: column[place] for name, column in values.items()},
             (),
-            is_archived=bool(deleted[place]) and sources[place] == _ARCHIVE,
+            is_archived=_is_archived(endings[place], sources[place]),
         )
         for place in range(rows.num_rows)
     )
+
+
+def _is_archived(ending: Ending, source: Cell) -> bool:
+    return ending is Ending.DELETED and source == _ARCHIVE
 
 
 def _micros(values: pa.ChunkedArray) -> list[int | None]:

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from chronolake.core.history_only import expect_mode
-from chronolake.core.publish import publish_with_retries
+from chronolake.core.publish import expect_as_planned, publish_with_retries
 from chronolake.core.rewrite import drop_abandoned
 from chronolake.core.sql import column_list
 from chronolake.core.table_swap import publish_replacement
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
-from chronolake.errors import CommitError, SchemaError, UnknownColumnError
+from chronolake.errors import SchemaError, UnknownColumnError
 from chronolake.session import CATALOG
 from chronolake.types import (
     ACTIVE,
@@ -336,7 +336,7 @@ def switch_mode(
     mode: Mode,
     *,
     markers: Sequence[str] = (DELETED,),
-    unless_moved_from: int | None = None,
+    planned_on: IcebergTable | None = None,
 ) -> bool:
     """Switch a table's mode and keep its data, in one published step.
 
@@ -353,7 +353,7 @@ def switch_mode(
             existing one is true. To history, none means that no row is deleted, as in a table
             without `_fivetran_deleted`. To soft-delete, missing markers are created in addition to
             `_fivetran_deleted`, which is false everywhere if it is not one of them.
-        unless_moved_from: switch only if the table still has this snapshot; None: do not check.
+        planned_on: switch only if the table is still in this state; None: in any.
 
     Returns:
         Whether the table had another mode before.
@@ -364,7 +364,7 @@ def switch_mode(
             can only be in history mode.
         UnknownColumnError: a marker is needed, and none of them exists.
         ConfigurationError: a pipeline fills the table.
-        CommitError: the result could not be published, or the table has another snapshot.
+        CommitError: the result could not be published, or the table has changed since `planned_on`.
     """
     drop_abandoned(lake)
 
@@ -375,12 +375,7 @@ def switch_mode(
                 # An earlier switch may have crashed before this.
                 drop_current_view(lake, name)
             return False
-        if unless_moved_from is not None and table.snapshot_id != unless_moved_from:
-            raise CommitError(
-                "The table was written to in the meantime.",
-                table=str(name),
-                hint="Try again while no other process writes to the table.",
-            )
+        expect_as_planned(planned_on, table)
         conversion = convert_to(lake.spark, description, mode, markers=markers)
         publish_replacement(
             lake, table, conversion.columns, conversion.query, conversion.properties
