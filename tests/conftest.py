@@ -40,6 +40,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen.add(test)
 
 
+def pytest_collection_finish() -> None:
+    """As in `serve`: the garbage collector need not visit pytest's own objects after each write."""
+    settle()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Nor what a module of tests has left."""
+    if nextitem is None or nextitem.path != item.path:
+        settle()
+
+
 def pytest_report_header() -> str:
     return f"seed: {SEED}"
 
@@ -56,6 +68,4 @@ def logging_of_one_test() -> Iterator[None]:
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     folder = tmp_path_factory.mktemp("lake")
     with Lake.open(folder, config=lake_config(folder)) as opened:
-        # As in `serve`: the garbage collector need not visit pytest's own objects after each write.
-        settle()
         yield opened

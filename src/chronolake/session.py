@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import os
 import re
 import shutil
@@ -43,22 +44,31 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 
-#: Seconds between collections: the garbage stays small, and a collection takes up to 0.1 seconds.
+#: Seconds between collections, at least: the garbage stays small, and a collection of one of
+#: Chronolake's own processes takes up to 0.1 seconds.
 _INTERVAL: Final = 2.0
+#: The process of a user may have millions of other objects: the time between two collections is at
+#: least this many times the duration of the last one.
+_SHARE: Final = 20
 
 _lock: Final = threading.Lock()
-_last = 0.0
+_next = 0.0
 
 
 def collect_garbage() -> None:
-    """Free unused Java objects, unless that was done in the last two seconds."""
-    global _last  # noqa: PLW0603 - the process has one heap
+    """Free unused Java objects, unless that was done a moment ago."""
+    global _next  # noqa: PLW0603 - the process has one heap
     with _lock:
-        now = time.monotonic()
-        if now - _last < _INTERVAL:
+        begin = time.monotonic()
+        if begin < _next:
             return
-        _last = now
-    gc.collect()
+        # Other threads do not wait for this one.
+        _next = math.inf
+    try:
+        gc.collect()
+    finally:
+        end = time.monotonic()
+        _next = max(begin + _INTERVAL, end + _SHARE * (end - begin))
 
 
 def settle() -> None:

@@ -46,7 +46,7 @@ def test_batches_leave_nothing_in_the_jvm(lake: Lake) -> None:
     gc.disable()
     try:
         for hour in range(6):
-            session._last = 0.0
+            session._next = 0.0
             core.write_history_batch(
                 lake, NAME, changes(lake, hour), columns=COLUMNS, batch=f"b{hour}"
             )
