@@ -301,6 +301,40 @@ def test_a_purge_never_empties_fields(pipeline: Pipeline) -> None:
     ]
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("on_purge", ["close", "erase"])
+def test_a_purge_provides_who_deleted_the_record(pipeline: Pipeline, on_purge: str) -> None:
+    times = {"grax__deleted": _T + 8 * _SECOND, "grax__purged": _T + 9 * _SECOND}
+    pipeline.configure(f"    on_purge: {on_purge}\n")
+    pipeline.source.write("Account", [_row("1", 5, "1", Name="a"), _row("2", 5, "2", Name="b")])
+    pipeline.done()
+    purges = [
+        _row("1", 5, "2", **times, grax__deletesource="grax", grax__restoredfrom="0"),
+        _row("2", 5, "1", **times, grax__deletesource="source"),
+        _row("3", 5, "1", **times, grax__deletesource="grax"),
+    ]
+    pipeline.source.write("Account", purges)
+    pipeline.done()
+
+    names = ("a", "b") if on_purge == "close" else (None, None)
+    ended = _T + 5 * _SECOND, _T + 8 * _SECOND, False
+    expected = [
+        ("1", *ended, names[0], "grax", "0"),
+        ("2", *ended, names[1], "source", None),
+        ("3", *ended, None, "grax", None),
+    ]
+    columns = "Name", "grax__deletesource", "grax__restoredfrom"
+    assert pipeline.versions(*columns) == expected
+    # Rows that land again, and those of a table made from all files, are the same.
+    pipeline.source.write("Account", [_row("2", 5, "2", Name="b"), *purges])
+    pipeline.done()
+    assert pipeline.versions(*columns) == expected
+    (stream,) = streams_of(pipeline.project, "crm")
+    with hold_lease(Store.open(pipeline.lake.config), "crm") as lease:
+        found = differences(pipeline.lake, stream, lease)
+    assert (found.missing, found.extra) == (0, 0)
+
+
 @pytest.mark.long
 def test_a_purge_may_erase_the_values_of_versions(pipeline: Pipeline) -> None:
     pipeline.source.write(
@@ -1043,6 +1077,11 @@ def _random_rows(seed: int, *, files: int, rows: int) -> list[LandedRow]:
             form = chance.choice(["i", "i", "f", "text", None]) if file > 1 else "i"
             text = {"i": str(place), "f": f"{place}.50", "text": f"n{place}", None: None}[form]
             fields = {"Name": f"{file}.{place}", "N": text, "form": form}
+            source = None
+            if deleted is not None:
+                # Purges with equal times are equal.
+                draw = chance.randrange(2) if purged is None else (purged + deleted) // _SECOND
+                source = "grax" if draw % 2 else "source"
             found.append(
                 LandedRow(
                     f"k{chance.randrange(12)}",
@@ -1052,6 +1091,7 @@ def _random_rows(seed: int, *, files: int, rows: int) -> list[LandedRow]:
                     deleted,
                     purged,
                     {} if purged is not None else fields,
+                    delete_source=source,
                 )
             )
     return found
@@ -1090,6 +1130,7 @@ def _expected(rows: Sequence[LandedRow]) -> list[tuple[Any, ...]]:
             # A version that is known from a purge alone has no fields.
             version.fields.get("Name"),
             value(version.fields.get("N")),
+            version.delete_source,
         )
         for version in pipeline_model.versions(rows, 1_000)
     )
@@ -1124,7 +1165,7 @@ def test_a_table_is_a_function_of_its_files(
                 found = [row[:4] for row in pipeline.versions()]
                 assert found in ([row[:4] for row in old], [row[:4] for row in new]), point
         pipeline.done()
-        assert pipeline.versions("Name", "N") == new
+        assert pipeline.versions("Name", "N", "grax__deletesource") == new
         assert core.verify(pipeline.lake, TableName("crm", "Account")).holds
     (stream,) = streams_of(pipeline.project, "crm")
     with hold_lease(Store.open(pipeline.lake.config), "crm") as lease:

@@ -93,6 +93,7 @@ def file_row(row: LandedRow, **fields: Any) -> dict[str, Any]:
         "source__modified": row.modified,
         "grax__idseq": row.sequence,
         "grax__deleted": row.deleted,
+        "grax__deletesource": row.delete_source,
         "grax__purged": row.purged,
         **fields,
     }

@@ -28,6 +28,8 @@ class LandedRow:
     provides_data: bool = True
     #: Fields that the row omits: they keep the value of the latest earlier row.
     omitted: frozenset[str] = frozenset()
+    #: Who deleted the record: `grax` or `source`.
+    delete_source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Version:
     has_data: bool = True
     #: When the record was deleted or purged, whether or not another version begins before.
     gone: int | None = None
+    #: Who deleted the record, according to its data or any purge of this version.
+    delete_source: str | None = None
 
 
 def versions(rows: Iterable[LandedRow], epsilon: int, *, erases: bool = False) -> list[Version]:
@@ -87,6 +91,7 @@ def _of_record(
     key: Any, by_time: dict[int, list[LandedRow]], epsilon: int, *, erases: bool
 ) -> list[Version]:
     reported: list[tuple[LandedRow, list[int], bool]] = []
+    sources: dict[int, str | None] = {}
     purges: list[int] = []
     deletions: list[int] = []
     for modified in sorted(by_time):
@@ -97,6 +102,8 @@ def _of_record(
         telling = [row for row in ranked if row.purged is None and row.provides_data]
         purging = [row for row in ranked if row.purged is not None]
         purges += [max(row.purged, modified) for row in purging if row.purged is not None]
+        told = [row.delete_source for row in [*telling[-1:], *purging] if row.delete_source]
+        sources[modified] = max(told, default=None)
         for row in ranked:
             # Deleted, and back at the same instant: the record was never gone.
             is_back = telling and _rank(telling[-1]) > _rank(row)
@@ -123,7 +130,10 @@ def _of_record(
         fields = _with_untold(row, by_time, purged=max(purges, default=0) if erases else 0)
         if erased or not has_data:
             fields = dict.fromkeys(_every_field(by_time))
-        result.append(Version(key, start, end, not ends, row.modified, fields, has_data, gone))
+        source = sources[row.modified]
+        result.append(
+            Version(key, start, end, not ends, row.modified, fields, has_data, gone, source)
+        )
     return result
 
 

@@ -13,6 +13,9 @@ a function of the set of rows that were landed for it:
   not exist. A version that has purges and no row with data exists without data: in a history table,
   and in a soft-delete table if its record has no version with data. Nothing reverts a purge. A
   deletion is ignored if its own version has a greater sequence: the record existed again.
+* A purge may provide who deleted the record, and what it was restored from. Its version has the
+  greatest of these values in its rows, whichever sequence they have. Purges with equal times are
+  equal.
 * A retraction is a row without data, deletion and purge. Rows of its version with a smaller
   sequence have no effect: nothing happened at that time. Only history tables may get retractions,
   of versions that are at least two epsilons from the others of their record, and never together
@@ -59,9 +62,11 @@ from chronolake.core.row_hash import hash_of
 from chronolake.core.sql import TABLE, any_of, column_list
 from chronolake.types import (
     ACTIVE,
+    DELETE_SOURCE,
     DELETED,
     END,
     HASH,
+    RESTORED_FROM,
     START,
     SYNCED,
     TMAX_MICROS,
@@ -113,6 +118,13 @@ class Layout:
     def columns_omitted(self) -> tuple[OmittedColumn, ...]:
         """Return the columns of `omitted`, with what `resolve_versions` stores for each."""
         return omitted_columns.number_columns(self.omitted)
+
+    @property
+    def provided_by_purges(self) -> dict[str, str]:
+        """Return data columns, with the column of the greatest value in a version's purges."""
+        if not self.has_tombstones:
+            return {}
+        return {name: value for name, value in _PROVIDED_BY_PURGES.items() if name in self.data}
 
     @property
     def system(self) -> tuple[str, ...]:
@@ -191,6 +203,11 @@ _IS_FIRST: Final = f"{RESERVED}is_first"
 _IS_VERSION: Final = f"{RESERVED}is_version"
 _IS_TOMBSTONE: Final = f"{RESERVED}is_mark"
 _PURGE_DELETED: Final = f"{RESERVED}purge_deleted"
+#: The values of a version's purges, by their column.
+_PROVIDED_BY_PURGES: Final = {
+    DELETE_SOURCE: f"{RESERVED}purge_source",
+    RESTORED_FROM: f"{RESERVED}purge_restored_from",
+}
 _NOT_BEFORE: Final = f"{RESERVED}not_before"
 _NUMBER: Final = f"{RESERVED}number"
 _BEGIN: Final = f"{RESERVED}begin"
@@ -451,6 +468,10 @@ def _rank_rows(rows: str, layout: Layout) -> str:
     # The version's first row has data if any has: its sequence is the greatest of those with data.
     reported = f"first_value(IF({omitted_columns.HAS_DATA}, {_RANK}, NULL)) OVER so_far"
     is_void = f"({is_deletion} AND coalesce({reported} > {_RANK}, false))"
+    provided = "".join(
+        f"max(IF({PURGED_AT} IS NULL, NULL, {_DATA}.{quote(name)})) OVER whole AS {value}, "
+        for name, value in layout.provided_by_purges.items()
+    )
     # A version that was moved keeps at least that start when another row replaces its row: the
     # greatest of the starts so far.
     return f"""
@@ -460,7 +481,7 @@ def _rank_rows(rows: str, layout: Layout) -> str:
           max(IF({PROVIDES_DATA} AND {STORED} IS NOT NULL, {_CONTENT}, NULL)) OVER whole AS
           {_STORED_CONTENT}, NOT ({PROVIDES_DATA} OR ({repeats}) OR {is_void}) AS {_HAS_EFFECT},
           min(IF({PURGED_AT} IS NULL, NULL, {DELETED_AT})) OVER whole AS {_PURGE_DELETED},
-          max({_OLD_START}) OVER whole AS {_NOT_BEFORE},
+          {provided}max({_OLD_START}) OVER whole AS {_NOT_BEFORE},
           max(IF({is_retraction}, {_RANK}, NULL)) OVER whole AS {_RETRACTED},
           {reported} AS {_REPORTED}
         FROM ({rows})
@@ -571,13 +592,18 @@ def _end_versions(rows: str, layout: Layout) -> str:
     ]
     if set(layout.erased) - set(layout.omitted):
         loses.append(f"{_HOLDS} AND coalesce({MODIFIED} <= {_PURGED}, false)")
-    changed = f"{omitted_columns.HAS_DATA} AND {any_of(column.has_changed for column in columns)}"
+    changed = [
+        f"({omitted_columns.HAS_DATA} AND {any_of(column.has_changed for column in columns)})"
+    ]
+    for name, value in layout.provided_by_purges.items():
+        is_new = f"{value} > coalesce({_own_value(name, layout)}, '')"
+        changed.append(f"({_IS_VERSION} AND coalesce({is_new}, false))")
     return f"""
         SELECT *,
           {gone} AS {_GONE},
           IF({is_active}, {TMAX_MICROS}L, {end}) AS {_FINISH},
           {any_of(loses)} AS {_LOSES},
-          {changed} AS {_CHANGED}
+          {any_of(changed)} AS {_CHANGED}
         FROM ({rows})
         """
 
@@ -689,11 +715,17 @@ def _only_if(condition: str, value: str) -> str:
 
 def _value(name: str, layout: Layout, *, is_packed: bool = True) -> str:
     """Return SQL for the value of a data column in the table."""
-    by_name = {column.name: column for column in layout.columns_omitted}
-    value = f"{_DATA}.{quote(name)}" if is_packed else quote(name)
-    if name in by_name:
-        value = by_name[name].value
+    value = _own_value(name, layout) if is_packed else quote(name)
+    provided = layout.provided_by_purges.get(name)
+    if provided is not None and is_packed:
+        value = f"IF({_IS_VERSION}, greatest({value}, {provided}), {value})"
     return f"IF({_is_erased(name, layout)}, NULL, {value})" if name in layout.erased else value
+
+
+def _own_value(name: str, layout: Layout) -> str:
+    """Return SQL for the value of a packed data column in a version's row with data."""
+    by_name = {column.name: column for column in layout.columns_omitted}
+    return by_name[name].value if name in by_name else f"{_DATA}.{quote(name)}"
 
 
 def _decide_branches(layout: Layout) -> str:
