@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -212,6 +213,7 @@ def _expected(files: list[tuple[int, str, list[dict[str, Any]]]]) -> dict[tuple[
     return {(row["Id"], row["SystemModstamp"]): row["Name"] for _, row in ranked}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", with_drawn_seeds(1, test="data lake v1", number=3))
 def test_the_order_of_reading_does_not_matter(tmp_path: Path, seed: int) -> None:
     """All files at once make the same table as files hour by hour, and as the model."""
@@ -277,6 +279,23 @@ def test_what_the_format_cannot_guarantee_is_reported(
     assert [row["Id"] for row in hourly.rows()] == ["1", "2", "3"]
     _, reported = run("status", "--json")
     assert json.loads(reported)[0]["files_late"] == 0
+
+
+@pytest.mark.long
+def test_a_file_in_a_folder_of_no_hour_stops_its_stream(hourly: Hourly) -> None:
+    path = hourly.write(0, "a.parquet", [{"Id": "1", "SystemModstamp": _salesforce(1)}])
+    misplaced = path.parents[2] / "day=2021-08-20/hr=5"
+    misplaced.mkdir(parents=True, exist_ok=True)
+    # Files of other programs do not matter.
+    (misplaced / "notes.txt").write_text("x")
+    (misplaced / "_staged.parquet").write_text("x")
+    hourly.done()
+    shutil.copy(path, misplaced / "b.parquet")
+
+    (stream,) = sync(hourly.lake, hourly.project, "crm").streams
+
+    assert "in a folder of no hour" in str(stream.error)
+    assert [row["Id"] for row in hourly.rows()] == ["1"]
 
 
 @pytest.mark.long

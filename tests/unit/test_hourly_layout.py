@@ -34,8 +34,6 @@ def test_files_are_ordered_by_hour_and_name(tmp_path: Path) -> None:
         "day=2021-08-20/hr=10/_staged.parquet",
         "day=2021-08-20/hr=10/.hidden.parquet",
         "day=2021-08-20/hr=10/readme.txt",
-        "day=2021-02-30/hr=10/a.parquet",
-        "day=2021-08-20/hr=24/a.parquet",
         "batch=05e0be100/data-16f5e66e800.parquet",
     ]
     for path in [*reversed(paths), *others]:
@@ -53,6 +51,21 @@ def test_files_are_ordered_by_hour_and_name(tmp_path: Path) -> None:
     assert not folder.has("day=2021-08-20/hr=10/c.parquet")
     assert folder.controls() == []
     assert objects_of(tmp_path, "X", HourlyFolder) == ["Account"]
+
+
+@pytest.mark.parametrize(
+    "folder", ["day=2021-02-30/hr=10", "day=2021-08-20/hr=24", "day=2021-08-20/hr=5", "day=x"]
+)
+def test_a_file_in_a_folder_of_no_hour_is_an_error(tmp_path: Path, folder: str) -> None:
+    _write(tmp_path, "day=2021-08-20/hr=10/a.parquet")
+    for name in ("notes.txt", "_staged.parquet", ".hidden.parquet"):
+        _write(tmp_path, f"{folder}/{name}")
+    lake = HourlyFolder(tmp_path, "X", "Account")
+    assert len(lake.files()) == 1
+    _write(tmp_path, f"{folder}/a.parquet")
+    with pytest.raises(SourceError, match="in a folder of no hour") as caught:
+        lake.files()
+    assert str(caught.value.file).endswith(f"{folder}/a.parquet")
 
 
 def test_an_hour_is_read_when_it_has_ended(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ that was read before is not found by later runs.
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 _ROOT: Final = "parquet"
 _HOUR: Final = timedelta(hours=1)
+#: The path of a Parquet file below its object's folder, in a folder for a day or an hour.
+_DATED: Final = re.compile(r"day=[^/]*/(?:hr=[^/]*/)?[^/._][^/]*\.parquet")
 #: What a Data Lake v1 cannot guarantee, for people.
 HOURLY_LIMITS: Final = (
     "A Data Lake v1 has no sequence: grax__added, hour and file order the writes of a version.",
@@ -71,7 +74,8 @@ class HourlyFolder(ObjectFolder):
             after: a watermark (`DataFile.mark`): return only files that follow it.
 
         Raises:
-            SourceError: `after` is not a valid watermark, or the folder cannot be read.
+            SourceError: `after` is not a valid watermark, the folder cannot be read, or a file is
+                in a folder of no valid hour.
         """
         if after is not None:
             _expect_hourly(after)
@@ -110,9 +114,8 @@ class HourlyFolder(ObjectFolder):
         folder = self.path
         if isinstance(folder, BucketPath):
             for stored in folder.objects(after=after):
-                file = _hourly_file(folder, stored.path, stored.size)
-                if file is not None:
-                    yield file
+                if _is_data(folder, stored.path):
+                    yield _known_file(stored.path, stored.size)
             return
         first_day = "" if after is None else after.partition("/")[0]
         for day in list_folders(folder):
@@ -120,8 +123,8 @@ class HourlyFolder(ObjectFolder):
                 continue
             for hour in list_folders(day):
                 assert isinstance(hour, Path)  # noqa: S101 - buckets are listed above
-                for path in list_folder(hour) if hour.is_dir() else ():
-                    if parse_hourly_path("/".join(path.parts[-3:])) is not None:
+                for path in list_folder(hour) if hour.is_dir() else [hour]:
+                    if _is_data(folder, path):
                         yield _known_file(path, size_of(path))
 
 
@@ -130,11 +133,23 @@ def folder_at(path: Location) -> ObjectFolder | None:
     return ObjectFolder.at(path) or HourlyFolder.at(path)
 
 
-def _hourly_file(folder: Location, path: Location, size: int) -> HourlyFile | None:
-    """Return a data file; None for other files, and for files in other folders."""
-    is_below = path.parent.parent.parent == folder
-    is_data = parse_hourly_path("/".join(path.parts[-3:])) is not None
-    return _known_file(path, size) if is_below and is_data else None
+def _is_data(folder: Location, path: Location) -> bool:
+    """Return whether a file below an object's folder is a data file.
+
+    Raises:
+        SourceError: it would be, but the hour of its folder is not valid.
+    """
+    below = "/".join(path.parts[len(folder.parts) :])
+    if parse_hourly_path(below) is not None:
+        return True
+    if _DATED.fullmatch(below):
+        raise SourceError(
+            "The file is in a folder of no hour, so its records would be missing.",
+            file=str(path),
+            hint="Rename the folder to day=YYYY-MM-DD/hr=HH, with an hour from 00 to 23, or move "
+            "the file to another place.",
+        )
+    return False
 
 
 def _known_file(path: Location, size: int) -> HourlyFile:
