@@ -105,9 +105,16 @@ def test_the_number_of_linked_records_is_limited(config: LakeConfig, make: Make)
     rows = [("0", "a", None, None), *((f"{n:04}", "a", None, "0") for n in range(1, count))]
     make(ACCOUNTS, COLUMNS, rows)
 
-    found = _timeline(config, "0").lineage
+    timeline = _timeline(config, "0")
+    found = timeline.lineage
 
     assert found is not None
+    assert not found.is_complete
+    assert timeline.as_json()["lineage_complete"] is False
+    lines = [line.strip() for line in printed(render.timeline(timeline)).splitlines()]
+    assert "More records are linked: only the nearest 100 of a direction are listed." in lines
+    nearest = _timeline(config, f"{count - 1:04}").lineage
+    assert nearest == Lineage("Id", restored_from=("0",))
     assert found.restored_as == tuple(f"{n:04}" for n in range(1, lineage.MAX_RECORDS + 1))
 
 

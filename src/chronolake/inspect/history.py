@@ -322,6 +322,7 @@ class Timeline:
         return {
             "restored_from": list(self.lineage.restored_from),
             "restored_as": list(self.lineage.restored_as),
+            "lineage_complete": self.lineage.is_complete,
         }
 
 

@@ -34,11 +34,19 @@ class Lineage:
         column: the key's column.
         restored_from: the record's predecessors, the nearest first.
         restored_as: the records that were restored from it, and from these, the nearest first.
+        is_complete: whether all linked records are listed; no direction has more than
+            `MAX_RECORDS`.
     """
 
     column: str
     restored_from: tuple[str, ...] = ()
     restored_as: tuple[str, ...] = ()
+    is_complete: bool = True
+
+    @property
+    def incomplete(self) -> str:
+        """Return the message for people if `is_complete` is false."""
+        return f"More records are linked: only the nearest {MAX_RECORDS} of a direction are listed."
 
     def __bool__(self) -> bool:
         return bool(self.restored_from or self.restored_as)
@@ -78,10 +86,13 @@ def lineage_of(table: CatalogTable, key: Mapping[str, str | None]) -> Lineage | 
         return Lineage(column)
     # Every version of a restored record has the link.
     links = pa.concat_tables(found).group_by(["record", "from"]).aggregate([])
+    predecessors = _follow(links, identifier, "record", "from")
+    successors = _follow(links, identifier, "from", "record")
     return Lineage(
         column,
-        _follow(links, identifier, "record", "from"),
-        _follow(links, identifier, "from", "record"),
+        predecessors[:MAX_RECORDS],
+        successors[:MAX_RECORDS],
+        is_complete=max(len(predecessors), len(successors)) <= MAX_RECORDS,
     )
 
 
@@ -93,7 +104,10 @@ def _texts(values: pa.ChunkedArray) -> pa.Array:
 
 
 def _follow(links: pa.Table, identifier: str, start: str, end: str) -> tuple[str, ...]:
-    """Return the records that are reached over links, by distance and then by name."""
+    """Return the records that are reached over links, by distance and then by name.
+
+    If there are more than `MAX_RECORDS`, then not all of them, but more than these.
+    """
     known = {identifier: None}
     nearest = [identifier]
     while nearest and len(known) <= MAX_RECORDS:
@@ -102,4 +116,4 @@ def _follow(links: pa.Table, identifier: str, start: str, end: str) -> tuple[str
         # A record may be restored into one that it came from: each is listed once.
         nearest = [record for record in found if record not in known]
         known |= dict.fromkeys(nearest)
-    return tuple(known)[1 : MAX_RECORDS + 1]
+    return tuple(known)[1:]

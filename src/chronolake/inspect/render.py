@@ -126,6 +126,8 @@ def _lineage(timeline: Timeline) -> list[Text]:
         if records:
             shown = [Text.assemble((f"{lineage.column}=", "dim"), cell(text)) for text in records]
             lines.append(Text.assemble((f"{name} ", "dim"), Text(", ").join(shown)))
+    if not lineage.is_complete:
+        lines.append(Text(lineage.incomplete, style="yellow"))
     return lines
 
 
