@@ -195,6 +195,25 @@ def test_the_mode_of_a_piped_table_is_not_switched_by_hand(
     assert line in " ".join(reported.split())
 
 
+def test_a_table_that_no_sync_has_created_is_not_switched(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _ran(folder, capsys, "sync", "crm", "--stream", "Account")[0] == 0
+
+    for mode, needed in (("live", True), ("history", False)):
+        code, _, reported = run_words(
+            capsys,
+            *("mode", "crm.Contact", mode, "--lake", str(folder / "lake")),
+            *("--config", str(folder / "chronolake.yml")),
+        )
+        told = " ".join(reported.split())
+        assert code == 1
+        assert "No sync of the pipeline crm has created the table yet" in told
+        assert "The first sync creates it in history mode." in told
+        setting = "pipelines: {crm: {streams: {Contact: {mode: live}}}}"
+        assert (setting in told) == needed
+
+
 @pytest.mark.long
 def test_a_switch_by_the_configuration_warns_of_foreign_columns_only(folder: Path) -> None:
     """A mode switch by the configuration warns only of columns that are not its own.

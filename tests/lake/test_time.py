@@ -276,7 +276,25 @@ def test_an_invalid_marker_loses_no_deletion_marks(
     assert code == 0
     assert "the values of _fivetran_deleted" in json.loads(reported)["loses"]
     assert run_command(lake.config.path, capsys, *marked)[0] == 2
+    # A name that does not exist is an error, also beside one that does.
+    for mode in ("history", "live"):
+        both = (*words, mode, "--marker", "gone", "--marker", "_fivetran_delete", "--yes")
+        code, _, reported = run_command(lake.config.path, capsys, *both)
+        assert code == 1
+        assert "does not have this column to mark deleted rows" in reported
+        assert "Did you mean '_fivetran_deleted'?" in " ".join(reported.split())
     assert [row.id for row in lake.table(name).df.where("_fivetran_deleted").collect()] == [2]
+
+
+def test_a_marker_without_effect_is_refused(
+    lake: Lake, name: TableName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(lake, name, soft=True)
+    migration.switch_mode(lake, name, Mode.HISTORY)
+    words = ("mode", f"`in time`.{name.table}", "live", "--marker", "gone", "--yes")
+    code, _, reported = run_command(lake.config.path, capsys, *words)
+    assert code == 2
+    assert "its active versions remain" in " ".join(reported.split())
 
 
 def test_a_marker_of_another_name_is_made_where_it_is_missing(lake: Lake, name: TableName) -> None:

@@ -27,13 +27,16 @@ from chronolake.cli.app import (
     parse_table_name,
     print_json,
 )
-from chronolake.errors import TableExistsError
+from chronolake.errors import TableExistsError, TableNotFoundError, UnknownColumnError
+from chronolake.formatting import did_you_mean
 from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from chronolake.config import Project
     from chronolake.core import SwitchPlan
+    from chronolake.inspect.catalog import CatalogTable
 
 
 @app.command(epilog="Example: chronolake mode sales.customers history")
@@ -90,30 +93,31 @@ def mode(
     from chronolake import inspect
     from chronolake.core import migration
 
+    def find() -> Project:
+        from chronolake.cli.pipelines import project_of_lake
+
+        return project_of_lake(stored, project, lake, config)
+
     name = parse_table_name(table)
     copy = None if keep_history_as is None else parse_table_name(keep_history_as)
     stored = configuration(project, lake, config, settings)
-    known = inspect.look_up(stored, name)
+    try:
+        known = inspect.look_up(stored, name)
+    except TableNotFoundError as missing:
+        raise pipeline_mode.not_created_yet(name, wanted, find) or missing from None
     if (filled_by := known.iceberg.properties.get(STREAM_PROPERTY)) is not None:
         if copy is not None:
             raise typer.BadParameter(
                 f"{name} is written by a pipeline: its history stays in the landing files",
                 param_hint="--keep-history-as",
             )
-        from chronolake.cli.pipelines import project_of_lake
-
         pipeline_mode.switch(
-            stored,
-            known,
-            filled_by,
-            wanted,
-            find=lambda: project_of_lake(stored, project, lake, config),
-            dry_run=dry_run,
-            json=json,
+            stored, known, filled_by, wanted, find=find, dry_run=dry_run, json=json
         )
         return
-    named = tuple(map(stored_name, marker or ())) or stored.deleted_columns_of(name)
-    markers = named or (DELETED,)
+    given = tuple(dict.fromkeys(map(stored_name, marker or ())))
+    _expect_markers(known, wanted, given)
+    markers = given or stored.deleted_columns_of(name) or (DELETED,)
     with open_existing(stored, json=json) as opened:
         plan = migration.plan_switch(opened, name, wanted, markers=markers)
         if copy is not None and plan.before is not Mode.HISTORY:
@@ -140,6 +144,32 @@ def mode(
                 migration.copy_table(opened, name, copy)
             migration.switch_mode(opened, name, wanted, markers=markers, planned_on=copied)
     _print_plan(plan, json=json, done=True)
+
+
+def _expect_markers(table: CatalogTable, wanted: Mode, markers: tuple[str, ...]) -> None:
+    """Raise if `--marker` names a column that the table lacks, or has no effect.
+
+    Raises:
+        UnknownColumnError: a column does not exist: deletions that it marks would be lost.
+        BadParameter: rows of the table are not marked as deleted.
+    """
+    if table.mode is Mode.HISTORY:
+        if markers and wanted is Mode.LIVE:
+            raise typer.BadParameter(
+                f"{table.name} is in history mode: its active versions remain, whatever marks "
+                "deleted rows",
+                param_hint="--marker",
+            )
+        return
+    columns = [column.name for column in table.columns]
+    for name in markers:
+        if name not in columns and wanted is not Mode.SOFT_DELETE:
+            raise UnknownColumnError(
+                "The table does not have this column to mark deleted rows.",
+                table=str(table.name),
+                column=name,
+                hint=did_you_mean(name, columns, "Name columns of the table with --marker."),
+            )
 
 
 def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:

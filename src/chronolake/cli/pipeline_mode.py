@@ -6,12 +6,18 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from chronolake.cli.app import console, open_lake, print_json
-from chronolake.errors import ChronolakeError, ConfigurationError, LakeError, PipelineBusyError
+from chronolake.errors import (
+    ChronolakeError,
+    ConfigurationError,
+    LakeError,
+    PipelineBusyError,
+    TableNotFoundError,
+)
 from chronolake.failpoints import reach
 from chronolake.formatting import name_of
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
     from chronolake.pipeline.switch_requests import SwitchRequest
-    from chronolake.types import Mode
+    from chronolake.types import Mode, TableName
 
 #: Seconds between two looks at the lease and the request.
 _POLL_SECONDS: Final = 0.2
@@ -69,6 +75,35 @@ def switch(
             hint=f"Run `chronolake sync {pipeline}`, which reports the reason.",
         )
     _print(outcome, json=json)
+
+
+def not_created_yet(
+    name: TableName, wanted: Mode, find: Callable[[], Project]
+) -> TableNotFoundError | None:
+    """Return the error for a table that a pipeline will create; None if none is known to do so."""
+    from chronolake.pipeline.streams import list_streams, source_of
+
+    try:
+        project = find()
+    except ChronolakeError:
+        return None
+    for pipeline in project.pipelines:
+        with suppress(ChronolakeError):
+            listing = list_streams(project, pipeline, source_of(project, pipeline), any_mode=True)
+            for stream in listing.streams:
+                if stream.table != name:
+                    continue
+                hint = f"The first sync creates it in {stream.mode} mode."
+                if stream.mode is not wanted:
+                    setting = _yaml_setting(pipeline, stream.name, wanted)
+                    hint += f" For {wanted} mode, set `{setting}` in chronolake.yml before."
+                return TableNotFoundError(
+                    f"No sync of the pipeline {pipeline} has created the table yet, so there is "
+                    "nothing to switch.",
+                    table=str(name),
+                    hint=hint,
+                )
+    return None
 
 
 def _stream_of(
