@@ -8,7 +8,7 @@ changes: columns, types, keys and times. The rows are computed once and stay in 
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -21,11 +21,13 @@ from chronolake.core.sql import cached_view, column_list
 from chronolake.description import describe_loaded
 from chronolake.errors import BatchError, SchemaError, SourceError, UnknownColumnError
 from chronolake.frames import select
+from chronolake.iceberg import jvm_ended, spark_words
 from chronolake.query import run_query
 from chronolake.source.files.formats import FileReader, format_of
 from chronolake.source.files.path_template import PathTemplate
 from chronolake.source.files.sftp import list_source, stage
 from chronolake.source.jdbc import cell_expression, columns_of
+from chronolake.storage import storage_error
 from chronolake.types import (
     ACTIVE,
     DELETED,
@@ -146,7 +148,8 @@ def prepare(
         before = _check_columns(given, description)
         # The rows that were checked, and perhaps confirmed by a user, are those that are written.
         kept = stack.enter_context(cached_view(given))
-        rows = _with_types(lake.spark.table(kept), description, before)
+        with _naming_files(source) if origin is Origin.FILES else nullcontext():
+            rows = _with_types(lake.spark.table(kept), description, before)
         _expect_not_older(lake, description, at_micros)
         plan = core.plan_resync(lake, name, rows, at_micros=at_micros, gone=gone)
         yield TableResync(lake, origin, plan, rows, planned_on)
@@ -218,8 +221,30 @@ class _Files:
         files.sort(key=lambda file: file.name)
         local = self.stack.enter_context(stage(files, None, lake, is_hidden=False))
         found = format_of(files[0].name, settings, place="--from")
-        rows, _ = FileReader(lake.spark, found, settings, storage).read(local, ())
+        with _naming_files(path):
+            rows, _ = FileReader(lake.spark, found, settings, storage).read(local, ())
         return rows
+
+
+@contextmanager
+def _naming_files(path: str) -> Iterator[None]:
+    """Raise an error that names the files if Spark fails to read them.
+
+    Raises:
+        SourceError: a file is damaged or has another format.
+    """
+    try:
+        yield
+    except Exception as failure:
+        words = spark_words(failure)
+        if words is None or storage_error(failure) or jvm_ended(failure):
+            raise
+        raise SourceError(
+            f"The files of the re-sync cannot be read: {words}",
+            file=path,
+            hint="Check that they are complete and have the format of --format, or that of their "
+            "ending. A path with * can leave out a damaged one. Nothing was written.",
+        ) from failure
 
 
 def _table_of(source: str) -> TableName | None:

@@ -216,6 +216,7 @@ def test_a_loss_needs_a_confirmation(lake: Lake, name: TableName, run: Run) -> N
     ]
 
 
+@pytest.mark.long
 def test_an_end_that_moves_needs_a_confirmation(lake: Lake, run: Run) -> None:
     name = TableName("resynced", f"ended{next(_numbers)}")
     fill(lake, name, [(1, 10, _T, _T, _T + 4 * _DAY, False)])
@@ -253,6 +254,31 @@ def test_what_others_wrote_since_the_source_was_read_is_not_overwritten(
             prepared.run()
     assert "Run it again" in (error.value.hint or "")
     assert (stored(lake, name), lake.catalog.load(name).snapshot_id) == left
+
+
+@pytest.mark.parametrize("damage", ["head", "middle"])
+def test_a_damaged_file_is_named(
+    lake: Lake, name: TableName, run: Run, tmp_path: Path, damage: str
+) -> None:
+    rows = pa.table({"id": list(range(5_000)), "v": [1] * 5_000})
+    for file in ("a", "b"):
+        pq.write_table(rows, tmp_path / f"{file}.parquet", compression="none", use_dictionary=False)
+    content = bytearray((tmp_path / "b.parquet").read_bytes())
+    if damage == "head":
+        content = content[:100]
+    else:
+        content[4:400] = bytes(396)
+    (tmp_path / "b.parquet").write_bytes(content)
+
+    code, _, problem = run(str(tmp_path / "*.parquet"))
+
+    assert code == 1
+    error = json.loads(problem)
+    assert "cannot be read" in error["message"]
+    assert error["file"].endswith("b.parquet" if damage == "head" else "*.parquet")
+    assert "complete" in error["hint"]
+    assert "lake's files" not in problem
+    assert stored(lake, name) == BEFORE
 
 
 def test_a_time_in_the_future_is_refused(lake: Lake, name: TableName, run: Run) -> None:
