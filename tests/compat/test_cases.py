@@ -28,7 +28,16 @@ def apart(differs: Any) -> set[str]:
     return {_SHOWN_BY.get(part, part) for part in expected} & set(PARTS)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.is_of_cdk], ids=named)
+def read_by_both() -> list[Any]:
+    """Return the cases of manifests; CI runs every second one, `make test-compat` all."""
+    found = [case for case in CASES if not case.is_of_cdk]
+    return [
+        pytest.param(case, marks=pytest.mark.long) if number % 2 else case
+        for number, case in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize("case", read_by_both(), ids=named)
 def test_read_as_the_reference_reads(case: Case, reader: Reference, server: Server) -> None:
     _compared(case, reader, server, ours.outcome)
 

@@ -73,6 +73,7 @@ def _compared(world: World, reader: Reference, server: Server) -> None:
         state = steady(theirs.state)
 
 
+@pytest.mark.long
 @given(worlds())
 @_sample
 def test_random_manifests_are_read_alike(reader: Reference, server: Server, world: World) -> None:

@@ -124,6 +124,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
     sys.path[:] = path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "point", "nth"),
     [

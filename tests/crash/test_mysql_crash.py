@@ -69,6 +69,7 @@ def test_a_copy_may_be_killed_at_every_step(shop: MysqlShop, point: str, nth: in
     assert not list(shop.folder.rglob("_copies/**/*.parquet"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "point", [*_LOG, *(pytest.param(name, marks=pytest.mark.long) for name in _LANDING)]

@@ -83,6 +83,7 @@ def _rows(lake: Path, name: str) -> list[Row] | None:
     return plain_rows(found.load_table(("crash", name)).scan().to_arrow())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fsync", "master"),
     [

@@ -404,6 +404,7 @@ def test_a_manifest_sets_the_number_of_concurrent_requests(
     assert max_concurrency(found, {"workers": 9}) == expected
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not _REAL.is_dir(), reason="the shared manifests are not here")
 def test_of_real_manifests_python_code_and_contradictions_cannot_be_read() -> None:
     found = [load(file) for file in sorted(_REAL.glob("*.yaml"))]

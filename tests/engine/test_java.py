@@ -103,6 +103,7 @@ def test_a_jvm_that_stays_has_a_collector_for_that(
     assert settings.fingerprint == start_settings("local[2]", options, java_home()).fingerprint
 
 
+@pytest.mark.long
 def test_a_jvm_that_does_not_respond_keeps_nobody_waiting(tmp_path: Path) -> None:
     # With the options of a real engine, which those of tests replace.
     done = _run(_DO_NOT_RESPOND, tmp_path, conf={})

@@ -216,6 +216,7 @@ def test_rows_at_any_time_are_those_of_the_model_in_the_order_of_their_keys(
         assert _all(made, at, limit=chance.choice([5, 11, 50])) == expected, instant(at)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("table", _TABLES)
 def test_rows_at_a_time_are_those_that_spark_reads(pasts: dict[str, Made], table: str) -> None:
     made, chance = pasts[table], random.Random(f"spark {table}")

@@ -291,6 +291,7 @@ def test_a_catalog_older_than_its_tables_is_reported(lake: Lake, tmp_path: Path)
     assert files_of(tmp_path / "lake") == before
 
 
+@pytest.mark.long
 def test_a_shared_catalog_belongs_to_one_warehouse(lake: Lake, tmp_path: Path) -> None:
     with postgresql.server() as uri:
         settings = {"catalog.uri": uri}
@@ -314,6 +315,7 @@ def test_a_shared_catalog_belongs_to_one_warehouse(lake: Lake, tmp_path: Path) -
         write(first, range(400, 405), "mounted")
 
 
+@pytest.mark.long
 def test_only_files_that_no_table_needs_are_orphans(lake: Lake, tmp_path: Path) -> None:
     folder = tmp_path / "lake"
     ours = made(folder)
@@ -341,6 +343,7 @@ def test_only_files_that_no_table_needs_are_orphans(lake: Lake, tmp_path: Path) 
     assert needed.exists()
 
 
+@pytest.mark.long
 def test_a_table_of_files_outside_is_neither_written_nor_maintained(
     lake: Lake, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_the_setting_of_a_table_overrides_that_of_the_lake(tmp_path: Path) -> No
     assert look_up(lake.config, other).iceberg.format_version == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_compact_deletes_leaves_none(tmp_path: Path, version: int) -> None:
     lake = filled(tmp_path, format_version=version)

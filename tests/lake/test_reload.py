@@ -204,7 +204,7 @@ def test_without_a_timestamp_values_are_compared(lake: Lake, name: TableName) ->
     ]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("has_start", [True, False])
 def test_a_column_that_the_source_lost_stays_in_versions_that_stay(
     lake: Lake, name: TableName, *, has_start: bool
@@ -216,7 +216,7 @@ def test_a_column_that_the_source_lost_stays_in_versions_that_stay(
     assert held(lake, name) == [first, version("a", 7, "2020-01-02T00:00:00Z", TMAX, RESYNC)]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("gone", "ended"),
     [

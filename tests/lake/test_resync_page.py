@@ -66,6 +66,7 @@ def cells(column: pa.ChunkedArray) -> list[object]:
     return values
 
 
+@pytest.mark.long
 def test_the_page_shows_what_re_syncs_do(
     lake: Lake,
     tmp_path: Path,

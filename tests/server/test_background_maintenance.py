@@ -71,7 +71,7 @@ def test_a_server_puts_small_files_in_order(lake: Lake, tmp_path: Path) -> None:
     assert sorted(caller.rows("t", "id")) == [(number,) for number in range(8)]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("cell", [None, "no number"])
 def test_maintenance_is_repeated_after_a_batch_without_files_or_success(
     lake: Lake, tmp_path: Path, cell: str | None

@@ -268,6 +268,7 @@ def test_a_running_batch_is_finished_before_the_process_ends(
     assert caller.rows("t", "id", "v") == [(1, "x")]
 
 
+@pytest.mark.long
 def test_nothing_is_listened_on_but_loopback_neither_by_java(
     serving: Callable[..., Serving],
 ) -> None:

@@ -131,7 +131,7 @@ def assert_stored_as_modelled(lake: Lake, tables: Tables) -> None:
         assert sorted(map(str, stored(lake, name, kinds))) == sorted(map(str, wanted)), name
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("scenario", "form"),
     [
@@ -401,6 +401,7 @@ def _assert_connector_is_stored(
     assert_stored_as_modelled(lake, tables)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("connector", "form"), _connector_cases("plain", "encrypted, replayed"))
 def test_what_a_connector_sends_ends_in_the_modelled_tables(
     lake: Lake, server: Server, tmp_path: Path, connector: str, form: str

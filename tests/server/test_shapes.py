@@ -26,6 +26,7 @@ def _times(hour: int) -> Row:
     return {START: start, END: TMAX, ACTIVE: True, "_fivetran_synced": start}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [100, pytest.param(998, marks=pytest.mark.long)])
 def test_a_wide_table_keeps_its_unmodified_cells(caller: Caller, width: int) -> None:
     names = [f"c{number}:STRING" for number in range(width)]

@@ -25,7 +25,7 @@ from support.server.sent_rows import Batch, SentTable, spoken
 # Keys are independent, so the failing key's own rows show more than a smaller example would; and to
 # shrink one would take an hour of Spark.
 _sample = settings(
-    max_examples=4,
+    max_examples=2,
     derandomize=True,
     database=None,
     phases=[Phase.explicit, Phase.generate],

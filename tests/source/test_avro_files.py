@@ -154,6 +154,7 @@ def test_types_and_codecs(tmp_path: Path, codec: str) -> None:
     assert {name: two[name] for name in empty} == empty
 
 
+@pytest.mark.long
 def test_events_are_numbered_in_parts_of_files(tmp_path: Path) -> None:
     shop = Exports(tmp_path, "type: files, path: 'exports/*.avro', stream: orders")
     rows = [_row(number, name="x" * 200) for number in range(2_000)]
@@ -179,6 +180,7 @@ def test_of_rows_with_one_key_the_later_one_wins(tmp_path: Path) -> None:
     assert [(row["name"], row[ACTIVE]) for row in shop.rows()] == [("19", True)]
 
 
+@pytest.mark.long
 def test_copies_with_different_schemas(tmp_path: Path) -> None:
     shop = Exports(tmp_path, "type: copies, path: 'exports/orders_{date}/*.avro', key: [id]")
     (shop.exports / "orders_2026-01-01").mkdir()
@@ -211,6 +213,7 @@ def test_incomplete_files_are_rejected(tmp_path: Path, end: int) -> None:
     assert len([row for row in shop.rows() if row[ACTIVE]]) == 50
 
 
+@pytest.mark.long
 def test_history_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shop = Exports(tmp_path, "type: files, path: 'exports/*.avro', stream: orders")
     later = _AT + timedelta(days=1)

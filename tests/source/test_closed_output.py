@@ -27,6 +27,7 @@ def both():
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [["--json"], []], ids=["json", "text"])
 def test_a_closed_output_does_not_fail_a_stream(tmp_path: Path, words: list[str]) -> None:
     shop = Shop(tmp_path)

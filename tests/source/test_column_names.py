@@ -129,6 +129,7 @@ def test_tables_with_equal_names_are_renamed(
     )
 
 
+@pytest.mark.long
 def test_fields_of_an_api_get_other_names(tmp_path: Path) -> None:
     with Api() as api:
         shop = ApiShop(tmp_path, api)

@@ -188,6 +188,7 @@ def test_keys_are_hashed_equally_in_all_tables(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_changed_rules_apply_to_existing_rows(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE people (id int PRIMARY KEY, a text, b text, c int)",
@@ -258,6 +259,7 @@ def test_columns_are_cast(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_publication_may_leave_out_excluded_columns(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE people (id int PRIMARY KEY, name text, secret text)",

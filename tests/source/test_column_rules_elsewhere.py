@@ -61,6 +61,7 @@ def _row(secrets: Secrets, number: int) -> dict[str, Any]:
     return {"id": number, "name": f"n{number}", **secrets.row()}
 
 
+@pytest.mark.long
 def test_jdbc(tmp_path: Path, logged: list[Any]) -> None:
     secrets = Secrets()
     file = tmp_path / "office.db"
@@ -85,6 +86,7 @@ def test_jdbc(tmp_path: Path, logged: list[Any]) -> None:
     assert not secrets.are_in(repr(logged))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", ONE_FLAVOR)
 def test_mysql(flavor: str, tmp_path: Path, logged: list[Any]) -> None:
     secrets = Secrets()
@@ -178,7 +180,7 @@ def _put_orders(shop: ApiShop, secrets: Secrets, day: str, *numbers: int) -> Non
         shop.put(number, day, **{k: v for k, v in _row(secrets, number).items() if k != "id"})
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stream", ["orders: {detect_deletes: PT0.001S}", "turns: {}", "counted: {}"]
 )

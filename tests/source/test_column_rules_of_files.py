@@ -122,7 +122,7 @@ def logged() -> Iterator[list[Any]]:
         yield events
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ending",
     [
@@ -181,7 +181,7 @@ def _bad_files(people: People) -> Iterator[tuple[str, bytes]]:
         yield "damaged", bytes(damaged)
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     "ending",
     [
@@ -206,6 +206,7 @@ def test_bad_files_are_not_quoted(
     people.expect_hidden()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["on", pytest.param("off", marks=pytest.mark.long)])
 def test_processes_do_not_print_bad_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str

@@ -238,7 +238,7 @@ def logged() -> Iterator[list[Any]]:
         yield events
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 def test_values_are_in_no_file_or_log(
     tmp_path: Path, kind: str, logged: list[Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

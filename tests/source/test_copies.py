@@ -94,6 +94,7 @@ def _day(at: datetime) -> float:
     return round(days) if abs(days - round(days)) < 1e-9 else round(days) - 0.001
 
 
+@pytest.mark.long
 def test_differences_get_the_time_of_the_copy(tmp_path: Path) -> None:
     shop = Dumps(tmp_path)
     shop.put(1, [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}])
@@ -294,6 +295,7 @@ def test_a_truncated_copy_is_rejected_and_later_ones_continue(tmp_path: Path) ->
     assert shop.history("id", "name") == _orders({**landed, 2: range(10)})
 
 
+@pytest.mark.long
 def test_a_rejected_copy_is_accepted_when_the_limit_allows_it(tmp_path: Path) -> None:
     shop = Dumps(tmp_path)
     shop.put(1, _some(1, 2))
@@ -455,6 +457,7 @@ def test_a_value_that_does_not_fit_a_configured_type_is_named(tmp_path: Path) ->
     assert "secret" not in reported
 
 
+@pytest.mark.long
 def test_a_copy_may_be_a_folder_and_a_date_may_have_a_zone(tmp_path: Path) -> None:
     shop = Dumps(
         tmp_path,
@@ -502,6 +505,7 @@ def test_unchanged_copies_need_no_jvm(tmp_path: Path) -> None:
     assert shop.history("id", "name") == _orders({1: [1]})
 
 
+@pytest.mark.long
 def test_a_copy_that_was_removed_stays_in_the_history(tmp_path: Path) -> None:
     shop = Dumps(tmp_path)
     for day, ids in {1: [1], 3: [1, 2]}.items():
@@ -608,6 +612,7 @@ def test_a_copy_that_was_removed_before_it_had_landed_is_undone(
     assert not lake.has_started
 
 
+@pytest.mark.long
 def test_copies_are_compared_again_after_the_offset_was_lost(tmp_path: Path) -> None:
     shop = Dumps(tmp_path)
     days = {1: [1, 2], 2: [2, 3], 3: [1, 3]}

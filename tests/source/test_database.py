@@ -97,6 +97,7 @@ def test_large_values_that_are_not_sent_are_kept(shop: Shop, identity: str) -> N
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
     ["history", *(pytest.param(m, marks=pytest.mark.long) for m in ("live", "soft-delete"))],
@@ -332,6 +333,7 @@ def test_values_missing_in_the_log_are_read_from_the_table(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_unpublished_changes_are_read_from_the_table(shop: Shop) -> None:
     shop.run(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)", "INSERT INTO orders VALUES (1, 'a')"
@@ -641,6 +643,7 @@ def test_a_copy_reads_each_row_once(shop: Shop) -> None:
     assert shop.agrees()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [3, pytest.param(300_000, marks=pytest.mark.long)])
 def test_columns_become_texts_where_some_row_needs_it(shop: Shop, rows: int) -> None:
     shop.run(

@@ -265,6 +265,7 @@ def test_every_type_is_the_same_in_a_copy_and_in_the_log(shop: Shop) -> None:
     assert len(shop.versions("every", ("id",))) == 8
 
 
+@pytest.mark.long
 def test_every_type_is_the_same_key_in_a_copy_and_in_the_log(shop: Shop) -> None:
     types = [type_ for type_ in _types(shop) if type_.is_plain and _can_be_key(shop, type_)]
     assert len(types) > len(_VALUES) // 2

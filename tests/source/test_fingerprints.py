@@ -242,6 +242,7 @@ def _expect_distinguishable(address: str, kind: str) -> None:
     assert len(set.union(*by_text.values())) == len(by_text), kind
 
 
+@pytest.mark.long
 def test_only_what_differs_is_read_and_landed(bulk: Shop) -> None:
     bulk.run(
         "UPDATE bulk SET state = 'paid' WHERE n % 1000 = 1",

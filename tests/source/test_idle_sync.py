@@ -85,6 +85,7 @@ def test_the_command_works_without_java_if_nothing_changed(filled: Shop) -> None
     assert "Starting Spark" not in done.stderr
 
 
+@pytest.mark.long
 def test_an_api_without_new_records_needs_no_jvm(tmp_path: Path, api: Api) -> None:
     shop = ApiShop(tmp_path, api)
     shop.configure("orders: {}")

@@ -83,6 +83,7 @@ def _snapshot(number: int, name: str, begin: float, end: float | None) -> dict[s
 _DBT = ("--start", "dbt_valid_from", "--end", "dbt_valid_to")
 
 
+@pytest.mark.long
 def test_a_dbt_snapshot(imported: Imported, tmp_path: Path) -> None:
     rows = [
         _snapshot(1, "a", 0, 1),

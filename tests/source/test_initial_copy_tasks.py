@@ -172,6 +172,7 @@ def test_tasks_share_the_token_that_the_driver_keeps(shop: Shop) -> None:
     assert len(given) == 2
 
 
+@pytest.mark.long
 def test_a_task_that_is_killed_leaves_what_is_finished(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

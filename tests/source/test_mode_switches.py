@@ -122,6 +122,7 @@ def _expect_as_between_syncs(orders: Orders, mode: str, folder: Path) -> None:
     assert found == twin.rows()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "modes", [("live",), pytest.param(("live", "soft-delete"), marks=pytest.mark.long)]
 )
@@ -177,6 +178,7 @@ def _during_a_sync(orders: Orders, failpoint: str = "") -> tuple[threading.Threa
     return thread, [ended, released]
 
 
+@pytest.mark.long
 def test_a_command_switches_a_table_that_another_process_syncs(
     orders: Orders, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def _prepare_orders(shop: MysqlShop) -> None:
     shop.sync_or_fail()
 
 
+@pytest.mark.long
 def test_records_and_slices(shop: MysqlShop) -> None:
     _prepare_orders(shop)
     _run_unlogged(

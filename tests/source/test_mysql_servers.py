@@ -81,6 +81,7 @@ def test_a_server_without_a_log(flavor: str, tmp_path: Path) -> None:
         assert "writes no binary log" in (stream.error or "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flavor", _BOTH)
 def test_encrypted_connections(flavor: str, tmp_path: Path) -> None:
     authority = Identity(tmp_path, "authority")

@@ -63,6 +63,7 @@ def test_foreign_keys_lead_through_other_databases(shop: MysqlShop) -> None:
     shop.administer("DROP TABLE shop.children", "DROP DATABASE other")
 
 
+@pytest.mark.long
 def test_rolled_back_changes_do_not_land(shop: MysqlShop) -> None:
     if not shop.is_mariadb:
         pytest.skip("MySQL with GTIDs refuses such transactions")
@@ -112,6 +113,7 @@ def test_defaults_that_have_changed(shop: MysqlShop) -> None:
     assert shop.present("items", ["id", "n"]) == [(1, 5), (2, 9)]
 
 
+@pytest.mark.long
 def test_statements_change_rows_of_any_table(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE items (id INT PRIMARY KEY, n INT)",

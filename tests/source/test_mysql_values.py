@@ -364,7 +364,7 @@ def _new_table(shop: MysqlShop, cursor: Any, declared: str) -> Any:
     return log_end(shop.dsn)
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 def test_a_year_has_a_sign_in_the_log(shop: MysqlShop) -> None:
     shop.run(
         "CREATE TABLE dated (id INT PRIMARY KEY, y YEAR, n INT, u INT UNSIGNED, b BOOL, "

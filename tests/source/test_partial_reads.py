@@ -119,6 +119,7 @@ def test_records_and_slices_of_postgresql(shop: Shop, method: str) -> None:
     assert verified.num_rows == len(set(map(str, verified.to_pylist())))
 
 
+@pytest.mark.long
 def test_records_of_jdbc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "office.db"
     source = (

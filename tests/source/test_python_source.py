@@ -180,7 +180,7 @@ def test_archived_and_restored_records_land_as_the_document_of_data_lakes_define
     assert lineage == Lineage("id", restored_as=("4",))
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("unset", "mark"), [(0, 1), ("false", "true"), ("", "2026-11-02T00:00:00Z"), (None, 5)]
 )

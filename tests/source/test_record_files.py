@@ -89,7 +89,7 @@ def test_records_of_files_become_versions(tmp_path: Path) -> None:
     assert len(orders()) == len(expected) + 1
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_rows_without_a_key_are_events(tmp_path: Path, ending: str) -> None:
     shop = Exports(
@@ -228,6 +228,7 @@ def test_marks_of_deleted_rows_are_understood(tmp_path: Path, mark: str) -> None
     assert active == ["2", "3", "4"]
 
 
+@pytest.mark.long
 def test_unchanged_rows_of_a_changed_file_are_the_same_versions(tmp_path: Path) -> None:
     shop = Exports(tmp_path, "path: 'exports/orders.csv', key: [id]")
     shop.write("orders.csv", b"id,name\n1,a\n2,a\n")

@@ -125,6 +125,7 @@ def test_a_large_value_of_a_row_that_moves_into_the_filter(shop: Shop) -> None:
     assert len(large - {None}) == 1, "no version has the value of the earlier record"
 
 
+@pytest.mark.long
 def test_a_changed_filter(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
     shop.run(
         "CREATE TABLE items (id int PRIMARY KEY, region text, size int, big text)",

@@ -188,7 +188,7 @@ def test_fields_of_a_data_lake(tmp_path: Path) -> None:
     assert _changes(run("evolve", row(4, b="y", n="x"))) == ["changed n", "added b"]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["freeze", "discard"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_first_load_of_records_accepts_all_fields(

@@ -64,7 +64,7 @@ def _configure(shop: Shop, kind: str) -> dict[str, Any]:
     return {"type": kind, "command": [sys.executable, f"{kind}_connector.py"]}
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind", ["airbyte", "singer", "python", pytest.param("fivetran", marks=pytest.mark.long)]
 )

@@ -81,6 +81,7 @@ def _plain_states(seen: Seen) -> dict[tuple[Any, ...], list[Any]]:
     return {record: [state.plain for state in states] for record, states in seen.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("compared", "syncs"),
     [

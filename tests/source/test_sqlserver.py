@@ -73,6 +73,7 @@ def _tracking_office(folder: Path) -> Office:
     return Office(folder, Server(ITEMS, ["id"], at_micros=T), "change_tracking")
 
 
+@pytest.mark.long
 def test_change_tracking_reads_current_rows(tmp_path: Path) -> None:
     office = _tracking_office(tmp_path)
     server = office.server

@@ -67,6 +67,7 @@ def _await_replayed(primary: str, standby: str) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [18, pytest.param(16, marks=pytest.mark.long)])
 def test_the_log_of_a_standby_is_read(version: int, tmp_path: Path) -> None:
     with server(version, wal_level="logical") as primary:

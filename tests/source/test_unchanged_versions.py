@@ -144,6 +144,7 @@ def test_a_record_without_a_time_has_one_version_until_its_content_changes(
     assert shop.agrees()
 
 
+@pytest.mark.long
 def test_a_future_record_hides_no_change_and_lands_once(shop: ApiShop) -> None:
     """A record from the future is in every answer; it hides no change and lands once."""
     shop.configure("orders: {}", end="2026-02-01T00:00:00Z")

@@ -137,6 +137,7 @@ def test_changes_that_were_hidden_are_read_from_the_table(published: Shop) -> No
     assert _read_again(logged) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [_OF_ALL[0], *(pytest.param(words, marks=pytest.mark.long) for words in _OF_ALL[1:])],

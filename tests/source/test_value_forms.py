@@ -100,6 +100,7 @@ def test_money_is_a_decimal_in_every_locale(
     assert [str(value) for value in found if value is not None] == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "method", ["logical_replication", pytest.param("snapshot_diff", marks=pytest.mark.long)]
 )

@@ -209,7 +209,7 @@ _FAULTS: Final = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("requests", "fault"),
     [

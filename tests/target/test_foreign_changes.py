@@ -19,7 +19,7 @@ _CHANGES = {
 }
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 def test_changes_by_others_are_errors_until_taken_over(target: Target) -> None:
     """One lake for all of them, because each is taken over."""
     write(target.lake, range(10), "first")

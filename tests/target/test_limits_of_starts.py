@@ -10,6 +10,7 @@ from support.target.targets import HISTORY, Target, write_versions
 pytestmark = pytest.mark.parametrize("config", ["mariadb"], indirect=True)
 
 
+@pytest.mark.long
 def test_starts_before_the_limit_are_moved_or_rejected(target: Target) -> None:
     # The first version starts half a second before the limit, and is moved to it.
     write_versions(target.lake, 1, ["a", "b"], first=500_000)

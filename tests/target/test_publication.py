@@ -16,7 +16,7 @@ from support.target.targets import (
 )
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 def test_load_is_followed_by_changes_only(target: Target) -> None:
     write(target.lake, range(1_000), "first")
     loaded = target.publish(LIVE)
@@ -31,6 +31,7 @@ def test_load_is_followed_by_changes_only(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
+@pytest.mark.sampled
 def test_history_table_has_all_versions(target: Target) -> None:
     for key in range(5):
         write_versions(target.lake, key, ["a", "b"])
@@ -42,7 +43,7 @@ def test_history_table_has_all_versions(target: Target) -> None:
     target.expect_equal(HISTORY)
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 def test_compaction_alone_changes_no_row(target: Target) -> None:
     for batch in range(4):
         write(target.lake, range(batch * 5, batch * 5 + 10), f"batch {batch}")

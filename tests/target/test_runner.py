@@ -106,6 +106,7 @@ def test_failed_table_is_tried_again_after_a_pause(target: Target, tmp_path: Pat
     assert watch.tables[LIVE].failures == 2
 
 
+@pytest.mark.long
 def test_serve_publishes_changes(target: Target, tmp_path: Path) -> None:
     write(target.lake, range(10), "first")
     _project(target, tmp_path)

@@ -12,6 +12,7 @@ from chronolake.target.selection import database_of, relation_of
 from support.target.targets import LIVE, Target, write
 
 
+@pytest.mark.sampled
 def test_second_process_fails_while_the_first_holds_the_lease(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,6 +29,7 @@ def test_second_process_fails_while_the_first_holds_the_lease(
     target.expect_equal(LIVE)
 
 
+@pytest.mark.sampled
 def test_publications_at_the_same_time_are_serial(target: Target) -> None:
     write(target.lake, range(10), "first")
     target.publish(LIVE)

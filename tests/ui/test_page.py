@@ -348,6 +348,7 @@ def as_text(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [{name: text_of(value) for name, value in row.items()} for row in rows]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("at", [BEFORE, AFTER])
 def test_rows_as_of_a_time_are_those_of_as_of(visit: Open, shop: Shop, at: str) -> None:
     page = visit(links.time_travel(ORDERS, at=at))
@@ -398,6 +399,7 @@ def test_a_typed_time_moves_the_slider_and_a_wrong_one_is_explained(visit: Open)
     expect(field).to_have_attribute("aria-invalid", "true")
 
 
+@pytest.mark.long
 def test_two_times_stand_side_by_side(visit: Open, shop: Shop) -> None:
     page = visit(links.time_travel(ORDERS, at=BEFORE))
     page.get_by_label("Compare with (UTC)").fill(AFTER)
@@ -462,6 +464,7 @@ def test_hostile_values_stay_text(visit: Open) -> None:
     assert "\u202e" not in shown
 
 
+@pytest.mark.long
 def test_every_record_of_a_table_is_reached_by_its_link(visit: Open) -> None:
     page = visit(links.time_travel(NOTES))
     addresses = page.locator("table.rows tbody th a").evaluate_all("all => all.map(a => a.href)")
@@ -527,7 +530,7 @@ def test_times_are_in_utc_with_the_local_time_on_hover(visit: Open) -> None:
     assert end.inner_text() == "open end"
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
 def test_charts_have_the_times_of_utc_wherever_the_browser_is(visit: Open, zone: str) -> None:
     drawn = """async selector => {

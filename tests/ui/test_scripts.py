@@ -61,6 +61,7 @@ def rows_of(page: Page) -> int:
     return page.locator("table.rows tbody tr").count()
 
 
+@pytest.mark.long
 def test_slider_and_steps_reach_every_state_between_milliseconds(visit: Open) -> None:
     page = visit("/past?table=shop.orders&at=2026-01-01")
     slider, field = page.locator("[data-slider=at]"), page.locator("input[name=at]")

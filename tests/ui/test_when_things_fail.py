@@ -39,6 +39,7 @@ def browsed(chromium: str) -> Iterator[Page]:
         browser.close()
 
 
+@pytest.mark.long
 def test_a_run_stays_visible_while_the_store_cannot_be_read(tmp_path: Path, browsed: Page) -> None:
     store = Store.open(load(tmp_path))
     with hold_lease(store, "shop"):
@@ -218,6 +219,7 @@ def test_a_missing_lake_is_distinguished_from_a_lake_without_runs(tmp_path: Path
         assert "There is no lake in" in asked.get("/runs").text
 
 
+@pytest.mark.long
 def test_many_who_wait_take_nothing_from_others(tmp_path: Path) -> None:
     catalog = SqlCatalog("chronolake", uri=f"sqlite:///{tmp_path}/catalog.db")
     catalog.create_namespace("s")

@@ -14,6 +14,7 @@ from chronolake.change_set import SEQ, UNMODIFIED
 from chronolake.core import scd2_fold, upsert_fold
 from chronolake.core.key_groups import Runs, fold_by_run
 from support.oracle import ACTIVE, END, KEEP, START, TMAX, HistoryTable, KeyedTable
+from support.seeds import examples
 
 COLUMNS = ("k", "a", "b", START, END, ACTIVE)
 LAYOUT = scd2_fold.Layout(COLUMNS, COLUMNS, ("k",), frozenset({"a", "b"}))
@@ -153,7 +154,7 @@ def shown(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=repr)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(history_batches(), st.integers(1, 7))
 def test_a_history_batch_follows_the_rules(batches: Any, size: int) -> None:
     """Late, repeated, partial, deleted, revived, replayed: the fold and the model agree."""
@@ -273,7 +274,7 @@ def live_batches(draw: Any) -> list[dict[str, list[dict[str, Any]]]]:
     ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(live_batches(), st.integers(1, 7))
 def test_a_batch_follows_the_rules(batches: Any, size: int) -> None:
     """Repeated keys, partial updates, null keys and deletes: the fold and the model agree."""

@@ -182,6 +182,7 @@ def test_looking_waits_for_no_writer(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5, "and a writer would have been waited for 30 seconds"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_new", [True, False])
 def test_processes_may_open_a_store_at_once(tmp_path: Path, is_new: bool) -> None:
     config = load(tmp_path) if is_new else _earlier(tmp_path)
@@ -189,6 +190,7 @@ def test_processes_may_open_a_store_at_once(tmp_path: Path, is_new: bool) -> Non
     assert len(Store.open(config).runs()) == (0 if is_new else 2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("is_new", [True, False])
 def test_so_may_they_in_postgresql(tmp_path: Path, uri: str, is_new: bool) -> None:
     name = f"lake_{is_new}".lower()
