@@ -250,6 +250,7 @@ def test_client_credentials_are_exchanged_for_tokens(open_accounts: Open, oauth:
     assert oauth.issued > issued
 
 
+@pytest.mark.long
 def test_wrong_credentials_are_reported(open_accounts: Open, oauth: OAuth) -> None:
     accounts = open_accounts(properties={"credential": "chronolake:wrong-secret"})
     accounts.write(a="Ann")

@@ -127,6 +127,7 @@ def test_changed_records_have_their_own_times_and_may_be_marked_as_deleted(
     assert shop.versions("id", "note") == after
 
 
+@pytest.mark.long
 def test_archived_and_restored_records_land_as_the_document_of_data_lakes_defines(
     shop: Functions,
 ) -> None:

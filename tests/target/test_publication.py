@@ -31,7 +31,7 @@ def test_load_is_followed_by_changes_only(target: Target) -> None:
     target.expect_equal(LIVE)
 
 
-@pytest.mark.sampled
+@pytest.mark.long
 def test_history_table_has_all_versions(target: Target) -> None:
     for key in range(5):
         write_versions(target.lake, key, ["a", "b"])
