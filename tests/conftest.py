@@ -9,8 +9,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from chronolake.garbage_collection import settle
 from chronolake.lake import Lake
-from chronolake.session import settle
 from support.lakes import lake_config
 from support.seeds import SEED
 

@@ -23,6 +23,7 @@ from chronolake.errors import LakeLocationWarning, MissingRequirementError, Tabl
 from chronolake.executor_files import ExecutorFiles
 from chronolake.extras import POSTGRESQL_CATALOG, require
 from chronolake.formatting import unknown_table_hint
+from chronolake.garbage_collection import collect_garbage
 from chronolake.iceberg import Catalog, durability, metadata_of, read_metadata
 from chronolake.lake_table import LakeFrame, LakeTable, lake_frame
 from chronolake.location import as_url, plain, scheme_of
@@ -445,7 +446,7 @@ class Lake:
         finally:
             with self._guard:
                 self._writers[name] -= 1
-            session.collect_garbage()
+            collect_garbage()
 
     def cancel_jobs(self) -> None:
         """Cancel the jobs of Spark that run for this lake in this process."""

@@ -8,7 +8,7 @@ import pytest
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
-from chronolake import core, session
+from chronolake import core, garbage_collection
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.lake import Lake
 from chronolake.types import ACTIVE, END, START, Column, ColumnType, Kind, TableName
@@ -46,7 +46,7 @@ def test_batches_leave_nothing_in_the_jvm(lake: Lake) -> None:
     gc.disable()
     try:
         for hour in range(6):
-            session._next = 0.0
+            garbage_collection._next = 0.0
             core.write_history_batch(
                 lake, NAME, changes(lake, hour), columns=COLUMNS, batch=f"b{hour}"
             )

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from chronolake.errors import ChronolakeError, ConfigurationError
+from chronolake.garbage_collection import settle
 from chronolake.lake import Lake
 from chronolake.server import listener, logs
 from chronolake.server.calls import describe_failure, text_of
 from chronolake.server.maintenance import BackgroundMaintenance
 from chronolake.server.metrics import Metrics, MetricsPort
 from chronolake.server.service import Destination
-from chronolake.session import is_java_running, settle
+from chronolake.session import is_java_running
 from chronolake.storage import storage_error
 
 if TYPE_CHECKING:
