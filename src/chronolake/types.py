@@ -33,6 +33,8 @@ VERSION: Final = "_chronolake_version"
 #: deletions in the source), and the identifier of the record from which a record was restored.
 DELETE_SOURCE: Final = "grax__deletesource"
 RESTORED_FROM: Final = "grax__restoredfrom"
+#: Both belong to a version, not to the data of its record: a purge keeps them.
+OF_VERSIONS: Final = (DELETE_SOURCE, RESTORED_FROM)
 #: Tables that are compared with snapshots of their source: a hash of the row (`core/row_hash.py`).
 HASH: Final = "_chronolake_hash"
 

@@ -102,8 +102,8 @@ def _of_record(
         telling = [row for row in ranked if row.purged is None and row.provides_data]
         purging = [row for row in ranked if row.purged is not None]
         purges += [max(row.purged, modified) for row in purging if row.purged is not None]
-        told = [row.delete_source for row in [*telling[-1:], *purging] if row.delete_source]
-        sources[modified] = max(told, default=None)
+        provided = [row.delete_source for row in [*telling[-1:], *purging] if row.delete_source]
+        sources[modified] = max(provided, default=None)
         for row in ranked:
             # Deleted, and back at the same instant: the record was never gone.
             is_back = telling and _rank(telling[-1]) > _rank(row)

@@ -62,11 +62,10 @@ from chronolake.core.row_hash import hash_of
 from chronolake.core.sql import TABLE, any_of, column_list
 from chronolake.types import (
     ACTIVE,
-    DELETE_SOURCE,
     DELETED,
     END,
     HASH,
-    RESTORED_FROM,
+    OF_VERSIONS,
     START,
     SYNCED,
     TMAX_MICROS,
@@ -203,11 +202,8 @@ _IS_FIRST: Final = f"{RESERVED}is_first"
 _IS_VERSION: Final = f"{RESERVED}is_version"
 _IS_TOMBSTONE: Final = f"{RESERVED}is_mark"
 _PURGE_DELETED: Final = f"{RESERVED}purge_deleted"
-#: The values of a version's purges, by their column.
-_PROVIDED_BY_PURGES: Final = {
-    DELETE_SOURCE: f"{RESERVED}purge_source",
-    RESTORED_FROM: f"{RESERVED}purge_restored_from",
-}
+#: The greatest values in a version's purges, by their column.
+_PROVIDED_BY_PURGES: Final = {name: f"{RESERVED}purge_{name}" for name in OF_VERSIONS}
 _NOT_BEFORE: Final = f"{RESERVED}not_before"
 _NUMBER: Final = f"{RESERVED}number"
 _BEGIN: Final = f"{RESERVED}begin"

@@ -24,7 +24,7 @@ from chronolake.landing.field_types import (
     Physical,
     is_field,
 )
-from chronolake.types import DELETE_SOURCE, RESTORED_FROM, Column, ColumnType, Kind
+from chronolake.types import DELETE_SOURCE, OF_VERSIONS, RESTORED_FROM, Column, ColumnType, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -39,8 +39,6 @@ OPERATION: Final = f"{OWN}operation"
 UNMODIFIED: Final = f"{OWN}unmodified"
 #: True for a row that only reports that the record was deleted.
 IS_MARK: Final = f"{OWN}is_mark"
-#: Columns of a data lake that a source may provide as fields: texts without typed values.
-_PROVIDED: Final = (DELETE_SOURCE, RESTORED_FROM)
 
 _FORMAT: Final = 1
 _SUFFIX_OF: Final = {form: suffix for suffix, form in SUFFIXES.items()}
@@ -87,7 +85,7 @@ def declare_fields(columns: Sequence[Column]) -> Declaration:
             "The stream has no primary key, so its records cannot be identified.",
             hint="Name the fields that identify a record.",
         )
-    used_names = {name.lower() for name in (*OF_THE_LAKE, *_PROVIDED)}
+    used_names = {name.lower() for name in (*OF_THE_LAKE, *OF_VERSIONS)}
     placed: list[PlacedField] = []
     for number, column in enumerate(columns):
         if not is_field(column.name) and column.name != ID:
@@ -119,7 +117,8 @@ def _is_provided(column: Column) -> bool:
 
 
 def _add_typed_column(placed: PlacedField, used_names: set[str]) -> PlacedField:
-    if placed.column.type.kind not in FORM_OF or placed.text in {ID, *_PROVIDED}:
+    # A source may provide those of versions as fields: texts without typed values.
+    if placed.column.type.kind not in FORM_OF or placed.text in {ID, *OF_VERSIONS}:
         return placed
     typed = f"{placed.text}{_SUFFIX_OF[placed.form]}"
     if typed.lower() in used_names:

@@ -26,7 +26,7 @@ from chronolake.landing.layout import location_like, open_file
 from chronolake.landing.reader import read_files
 from chronolake.landing.writer import write_staged
 from chronolake.object_store import BucketPath
-from chronolake.types import DELETE_SOURCE, RESTORED_FROM
+from chronolake.types import OF_VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,9 +39,7 @@ if TYPE_CHECKING:
 #: Columns of a frame of purges.
 AT: Final = "at"
 # Columns that a purged record keeps, in addition to its key.
-_KEPT: Final = frozenset(
-    {*lake_fields.OF_THE_LAKE, DELETE_SOURCE, RESTORED_FROM, OPERATION, UNMODIFIED, IS_MARK}
-)
+_KEPT: Final = frozenset({*lake_fields.OF_THE_LAKE, *OF_VERSIONS, OPERATION, UNMODIFIED, IS_MARK})
 _READ: Final = (
     f"{lake_fields.ID} string, {lake_fields.MODIFIED} timestamp, {lake_fields.PURGED} timestamp"
 )

@@ -205,10 +205,8 @@ class Landing:
         provided = group.fields.get(DELETE_SOURCE)
         if provided is not None and provided.name in data and IS_MARK in by_name:
             # A file of our own has it beside deletions without data, too.
-            value, is_deletion = data[provided.name], f"NOT {system[PROVIDES_DATA]}"
-            if lake_fields.PURGED in by_name:
-                is_deletion += f" AND {system[PURGED_AT]} IS NULL"
-            data[provided.name] = f"IF({is_deletion}, NULL, {value})"
+            is_deletion = f"NOT {system[PROVIDES_DATA]} AND {system[PURGED_AT]} IS NULL"
+            data[provided.name] = f"IF({is_deletion}, NULL, {data[provided.name]})"
         identifier = group.fields.get(KEY.name)
         if identifier is not None and identifier.declared is None:
             data[KEY.name] = f"nullif(CAST({_cell(identifier)} AS STRING), '')"

@@ -44,7 +44,7 @@ from chronolake.pipeline.properties import (
 from chronolake.pipeline.schema_changes import compare_columns, raise_if_frozen
 from chronolake.pipeline.streams import expect_filled_by, key_error
 from chronolake.source.protocol import CaptureMethod
-from chronolake.types import DELETE_SOURCE, RESTORED_FROM, STREAM_PROPERTY, Mode, now_micros
+from chronolake.types import OF_VERSIONS, STREAM_PROPERTY, Mode, now_micros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -378,7 +378,7 @@ def _columns_to_erase(stream: Stream, layout: Layout) -> list[str]:
     """Return the columns that a purge empties: the record's data, but not its key and version."""
     if stream.on_purge is OnPurge.CLOSE:
         return []
-    kept = {*layout.key, SOURCE_TIME.name, DELETE_SOURCE, RESTORED_FROM}
+    kept = {*layout.key, SOURCE_TIME.name, *OF_VERSIONS}
     return [name for name in layout.data if name not in kept]
 
 
