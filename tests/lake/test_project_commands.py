@@ -206,12 +206,12 @@ def test_a_table_that_no_sync_has_created_is_not_switched(
             *("mode", "crm.Contact", mode, "--lake", str(folder / "lake")),
             *("--config", str(folder / "chronolake.yml")),
         )
-        told = " ".join(reported.split())
+        message = " ".join(reported.split())
         assert code == 1
-        assert "No sync of the pipeline crm has created the table yet" in told
-        assert "The first sync creates it in history mode." in told
+        assert "No sync of the pipeline crm has created the table yet" in message
+        assert "The first sync creates it in history mode." in message
         setting = "pipelines: {crm: {streams: {Contact: {mode: live}}}}"
-        assert (setting in told) == needed
+        assert (setting in message) == needed
 
 
 @pytest.mark.long

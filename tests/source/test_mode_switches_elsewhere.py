@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from chronolake.config import Project, load_project
 from chronolake.lake import Lake
@@ -63,7 +64,7 @@ def _python(programs: Shop, read: str) -> None:
     """
     code = f"import chronolake\n{read}\n{textwrap.dedent(function)}"
     (programs.folder / f"{MODULE}.py").write_text(code)
-    programs.configure({"type": "python", "run": f"{MODULE}:orders"}, mode="history")
+    programs.configure({"type": "python", "run": f"{MODULE}:orders"})
 
 
 def _airbyte(programs: Shop, read: str) -> None:
@@ -73,10 +74,7 @@ def _airbyte(programs: Shop, read: str) -> None:
 def _singer(programs: Shop, read: str) -> None:
     schema = "raw(json.dumps({'type': 'SCHEMA', 'stream': 'orders', 'key_properties': ['id'], "
     schema += "'schema': STREAMS[0]['schema']}).encode() + b'\\n')"
-    body = (
-        f"{read}\n{schema}\nfor key in (1, 2):\n    record('orders', id=key, note=note_of(key))\n"
-    )
-    programs.singer([tap_stream("orders")], body)
+    programs.singer([tap_stream("orders")], f"{read}\n{schema}\n{_RECORDS}")
 
 
 def _switched_during_a_sync(
@@ -120,12 +118,9 @@ def test_a_table_is_switched_during_a_read_of_a_program(
     (folder / "note").write_text("b")
 
     def switch() -> None:
-        text = file.read_text()
-        file.write_text(
-            text.replace("mode: history", "mode: live")
-            if "mode: history" in text
-            else text.replace("    source:", "    mode: live\n    source:")
-        )
+        content = yaml.safe_load(file.read_text())
+        content["pipelines"]["shop"]["mode"] = "live"
+        file.write_text(yaml.safe_dump(content))
 
     _switched_during_a_sync(
         programs.lake,

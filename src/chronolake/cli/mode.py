@@ -27,8 +27,7 @@ from chronolake.cli.app import (
     parse_table_name,
     print_json,
 )
-from chronolake.errors import TableExistsError, TableNotFoundError, UnknownColumnError
-from chronolake.formatting import did_you_mean
+from chronolake.errors import TableExistsError, TableNotFoundError
 from chronolake.types import DELETED, STREAM_PROPERTY, Mode, stored_name
 
 if TYPE_CHECKING:
@@ -153,6 +152,8 @@ def _expect_markers(table: CatalogTable, wanted: Mode, markers: tuple[str, ...])
         UnknownColumnError: a column does not exist: deletions that it marks would be lost.
         BadParameter: rows of the table are not marked as deleted.
     """
+    from chronolake.core.migration import missing_mark
+
     if table.mode is Mode.HISTORY:
         if markers and wanted is Mode.LIVE:
             raise typer.BadParameter(
@@ -164,12 +165,7 @@ def _expect_markers(table: CatalogTable, wanted: Mode, markers: tuple[str, ...])
     columns = [column.name for column in table.columns]
     for name in markers:
         if name not in columns and wanted is not Mode.SOFT_DELETE:
-            raise UnknownColumnError(
-                "The table does not have this column to mark deleted rows.",
-                table=str(table.name),
-                column=name,
-                hint=did_you_mean(name, columns, "Name columns of the table with --marker."),
-            )
+            raise missing_mark(table.name, name, columns)
 
 
 def _print_plan(plan: SwitchPlan, *, json: bool, done: bool) -> None:

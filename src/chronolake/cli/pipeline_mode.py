@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,29 +81,25 @@ def not_created_yet(
     name: TableName, wanted: Mode, find: Callable[[], Project]
 ) -> TableNotFoundError | None:
     """Return the error for a table that a pipeline will create; None if none is known to do so."""
-    from chronolake.pipeline.streams import list_streams, source_of
+    from chronolake.cli.pipelines import find_stream
 
     try:
-        project = find()
+        # Another pipeline's source may be unreachable.
+        stream = find_stream(find(), name, failed=lambda _: None)
     except ChronolakeError:
         return None
-    for pipeline in project.pipelines:
-        with suppress(ChronolakeError):
-            listing = list_streams(project, pipeline, source_of(project, pipeline), any_mode=True)
-            for stream in listing.streams:
-                if stream.table != name:
-                    continue
-                hint = f"The first sync creates it in {stream.mode} mode."
-                if stream.mode is not wanted:
-                    setting = _yaml_setting(pipeline, stream.name, wanted)
-                    hint += f" For {wanted} mode, set `{setting}` in chronolake.yml before."
-                return TableNotFoundError(
-                    f"No sync of the pipeline {pipeline} has created the table yet, so there is "
-                    "nothing to switch.",
-                    table=str(name),
-                    hint=hint,
-                )
-    return None
+    if stream is None:
+        return None
+    hint = f"The first sync creates it in {stream.mode} mode."
+    if stream.mode is not wanted:
+        setting = _yaml_setting(stream.pipeline, stream.name, wanted)
+        hint += f" For {wanted} mode, set `{setting}` in chronolake.yml before."
+    return TableNotFoundError(
+        f"No sync of the pipeline {stream.pipeline} has created the table yet, so there is "
+        "nothing to switch.",
+        table=str(name),
+        hint=hint,
+    )
 
 
 def _stream_of(

@@ -615,6 +615,29 @@ def compare_with_lake(lake: Lake, report: VerifyReport, stream: Stream) -> Verif
     return replace(report, invariants=(*report.invariants, found.invariant))
 
 
+def find_stream(
+    project: Project, table: TableName, *, failed: Callable[[ChronolakeError], object]
+) -> Stream | None:
+    """Return the stream that writes a table; None if no pipeline of the project does.
+
+    Args:
+        failed: gets the error of each pipeline whose streams are not known: another pipeline's
+            source may be unreachable.
+    """
+    from chronolake.pipeline.streams import streams_of
+
+    for name in project.pipelines:
+        try:
+            streams = streams_of(project, name)
+        except ChronolakeError as failure:
+            failed(failure)
+            continue
+        for stream in streams:
+            if stream.table == table:
+                return stream
+    return None
+
+
 def stream_of_table(project: Project, table: TableName, *, json: bool) -> Stream:
     """Return the stream that writes a table.
 
@@ -624,18 +647,9 @@ def stream_of_table(project: Project, table: TableName, *, json: bool) -> Stream
     Raises:
         ConfigurationError: no pipeline of the project writes it.
     """
-    from chronolake.pipeline.streams import streams_of
-
-    for name in project.pipelines:
-        try:
-            streams = streams_of(project, name)
-        except ChronolakeError as failure:
-            # Another pipeline's source may be unreachable.
-            show_error(failure, json=json)
-            continue
-        for stream in streams:
-            if stream.table == table:
-                return stream
+    stream = find_stream(project, table, failed=partial(show_error, json=json))
+    if stream is not None:
+        return stream
     raise ConfigurationError(
         f"No pipeline of {project.file} fills the table.",
         table=str(table),

@@ -11,7 +11,12 @@ from chronolake.core.migration.columns import (
     rename_column,
     set_column_value,
 )
-from chronolake.core.migration.modes import SwitchPlan, plan_switch, switch_mode
+from chronolake.core.migration.modes import (
+    SwitchPlan,
+    missing_mark,
+    plan_switch,
+    switch_mode,
+)
 from chronolake.core.migration.tables import (
     copy_table,
     copy_table_to_history,
@@ -28,6 +33,7 @@ __all__ = [
     "copy_table_to_history",
     "drop_column_in_history",
     "drop_table",
+    "missing_mark",
     "plan_switch",
     "rename_column",
     "rename_table",

@@ -19,6 +19,7 @@ from chronolake.core.table_swap import publish_replacement
 from chronolake.core.views import drop_current_view
 from chronolake.description import describe_loaded
 from chronolake.errors import SchemaError, UnknownColumnError
+from chronolake.formatting import did_you_mean
 from chronolake.session import CATALOG
 from chronolake.types import (
     ACTIVE,
@@ -39,7 +40,7 @@ from chronolake.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -216,15 +217,20 @@ def _is_deleted(description: TableDescription, markers: Sequence[str]) -> str:
     return f"({' OR '.join(marks)})" if marks else "false"
 
 
+def missing_mark(table: TableName, marker: str, columns: Iterable[str]) -> UnknownColumnError:
+    """Return the error for a column that is to mark deleted rows and does not exist."""
+    return UnknownColumnError(
+        "The table does not have this column to mark deleted rows.",
+        table=str(table),
+        column=marker,
+        hint=did_you_mean(marker, columns, "Name a BOOLEAN column of the table, or no marker."),
+    )
+
+
 def _expect_mark(description: TableDescription, marker: str) -> None:
     stored = description.by_name.get(marker)
     if stored is None:
-        raise UnknownColumnError(
-            "The table does not have this column to mark deleted rows.",
-            table=str(description.name),
-            column=marker,
-            hint="Name a BOOLEAN column of the table, or no marker.",
-        )
+        raise missing_mark(description.name, marker, description.by_name)
     if marker in _NO_MARKS or stored.type.kind is not Kind.BOOLEAN or stored.primary_key:
         raise SchemaError(
             f"The column cannot mark deleted rows: it is {stored.type}"
