@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest $(SPREAD)
 #: Tests that compare tables with a model after random or all short sequences of changes.
 MODELS := tests/server/test_stories.py tests/server/test_universe.py tests/server/test_shapes.py \
   tests/server/test_real_files.py tests/lake/test_data_lake.py
-#: Installs the versions of a lock file in an environment: uv takes a quarter of pip's time, but knows
+#: Installs the versions of a lock file in an environment: uv is much faster than pip, but knows
 #: nothing of pip's configuration, which may be the only way to the packages here.
 INSTALL = install() { \
   $(BIN)/uv pip install --quiet --python "$$1/bin/python" --require-hashes -r "$$2" \
