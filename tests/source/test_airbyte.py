@@ -321,6 +321,7 @@ def test_the_connector_checks_its_configuration(shop: Shop) -> None:
     [
         ({"command": ["./missing"]}, "cannot be started"),
         ({"command": [sys.executable, "-c", "pass"]}, "did not report its streams"),
+        ({"command": [sys.executable, "-c", "import nothing"]}, "It reported nothing.*python"),
         ({"package": "no-such-package-of-airbyte==1"}, "cannot be installed"),
     ],
 )
@@ -336,6 +337,12 @@ def test_a_package_or_a_command_is_needed(shop: Shop) -> None:
     for source in ({}, {"package": "a", "command": "b"}):
         with pytest.raises(ConfigurationError, match="either package or command"):
             shop.configure({"type": "airbyte", **source})
+
+
+def test_a_command_has_no_packages_of_its_own(shop: Shop) -> None:
+    for settings in ({"python": "3.10"}, {"requirements": ["pyarrow"]}):
+        with pytest.raises(ConfigurationError, match="are for a package"):
+            shop.configure({"type": "airbyte", "command": "a", **settings})
 
 
 def test_a_missing_program_is_a_missing_requirement(shop: Shop) -> None:

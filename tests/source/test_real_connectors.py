@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import psycopg
@@ -9,6 +11,8 @@ import pytest
 from postgresql import server
 
 from support.connectors import Shop
+from support.declarative.apis import Api, Reply
+from support.tls import Identity
 
 pytestmark = pytest.mark.long
 
@@ -33,6 +37,43 @@ def test_the_airbyte_source_faker(shop: Shop) -> None:
     shop.sync()
     users = shop.versions(table="users")
     assert sum(active for (active,) in users) == 300
+
+
+def _python_of_pokeapi() -> str:
+    """Return a Python that imports the package's libraries, which 3.11 does not."""
+    installed = (Path.home() / ".pyenv" / "versions").glob("3.10.*/bin/python3.10")
+    for program in [shutil.which("python3.10"), *map(str, installed)]:
+        # A program of pyenv on the path fails if no version is chosen.
+        if program and subprocess.run([program, "-c", ""], check=False).returncode == 0:
+            return program
+    pytest.skip("Python 3.10 is not installed")
+
+
+def test_the_airbyte_source_pokeapi(shop: Shop) -> None:
+    authority = Identity(shop.folder, "authority")
+    identity = Identity(shop.folder, "pokeapi.co", authority)
+    path = "/api/v2/pokemon/ditto"
+    first, second = (
+        Reply({"id": 132, "name": "ditto", "weight": weight, "moves": [], "is_default": True})
+        for weight in (40, 41)
+    )
+    with Api({path: [first, first, second]}, identity=identity) as api:
+        source = {
+            "type": "airbyte",
+            "package": "airbyte-source-pokeapi==0.2.15",
+            "python": _python_of_pokeapi(),
+            "config": {"pokemon_name": "ditto"},
+            # Its own libraries only trust the authorities that they contain.
+            "requirements": ["pip-system-certs==5.3"],
+            # The package reads from a public server, which tests cannot reach.
+            "environment": {"HTTPS_PROXY": api.url, "SSL_CERT_FILE": str(authority.cert)},
+        }
+        shop.configure(source)
+        for _ in range(3):
+            shop.sync()
+    assert api.paths() == [path] * 3
+    of_record = shop.versions("id", "name", "weight", table="pokemon")
+    assert of_record == [(132, "ditto", 40, False), (132, "ditto", 41, True)]
 
 
 def test_a_singer_tap_of_files(shop: Shop) -> None:

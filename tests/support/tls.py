@@ -29,7 +29,9 @@ class Identity:
             .not_valid_before(now - timedelta(minutes=5))
             .not_valid_after(now + timedelta(hours=1))
             .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]),
+                x509.SubjectAlternativeName(
+                    [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName(name)]
+                ),
                 critical=False,
             )
             .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), True)

@@ -503,6 +503,12 @@ class ConnectorSection(Section):
         default_factory=list,
         description="Further packages for that environment, as pip has them.",
     )
+    python: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The Python of that environment, if the package needs another version: a "
+        "program, or a version such as 3.10. Default: the one that runs chronolake.",
+    )
     command: str | list[str] | None = Field(
         default=None,
         min_length=1,
@@ -549,6 +555,8 @@ class ConnectorSection(Section):
     def _check_program(self) -> Self:
         if (self.package is None) == (self.command is None):
             raise ValueError("set either package or command")
+        if self.command is not None and (self.requirements or self.python):
+            raise ValueError("requirements and python are for a package, not for a command")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import orjson
 
 from chronolake import exact_json
+from support.tls import Identity
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,19 @@ Answer = Reply | Callable[[ReceivedRequest], Reply]
 
 
 class Api:
-    """A server of paths on 127.0.0.1; the last reply of a path is repeated."""
+    """A server of paths on 127.0.0.1; the last reply of a path is repeated.
 
-    def __init__(self, paths: Mapping[str, Answer | Iterable[Answer]] | None = None) -> None:
+    With an identity, it is also a proxy: instead of connecting to an HTTPS server, it replies
+    itself, with this certificate.
+    """
+
+    def __init__(
+        self,
+        paths: Mapping[str, Answer | Iterable[Answer]] | None = None,
+        *,
+        identity: Identity | None = None,
+    ) -> None:
+        self.identity = identity
         self._answers: dict[str, list[Answer]] = {}
         self._lock = threading.Lock()
         self.requests: list[ReceivedRequest] = []
@@ -154,6 +166,23 @@ def _handler_of(api: Api) -> type[BaseHTTPRequestHandler]:
                 self.connection.shutdown(socket.SHUT_RDWR)
 
         do_GET = do_POST = _answer  # noqa: N815 - the names http.server looks for
+
+        def do_CONNECT(self) -> None:
+            assert api.identity is not None
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.flush()
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(api.identity.cert, api.identity.key)
+            self.request = context.wrap_socket(self.request, server_side=True)
+            # The requests that follow come through the encrypted connection.
+            self.setup()
+            self.close_connection = False
+
+        def finish(self) -> None:
+            super().finish()
+            # The server closes only the connection that it has accepted, without its encryption.
+            self.connection.close()
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
             pass

@@ -33,16 +33,23 @@ def environments_folder() -> Path:
     return Path(cache) / "chronolake" / "connectors"
 
 
-def environment(requirements: Sequence[str]) -> Path:
+def environment(
+    requirements: Sequence[str], *, python: str | None = None, folder: Path | None = None
+) -> Path:
     """Return the folder of an environment with packages; it is created if it does not exist.
 
     Args:
         requirements: the packages as pip has them, such as `airbyte-source-faker==7.2.1`.
+        python: the Python of the environment, if it is not the one that runs this: a program, or
+            a version such as `3.10`.
+        folder: the folder to which the path of such a program is relative.
 
     Raises:
-        MissingRequirementError: they cannot be installed.
+        MissingRequirementError: they cannot be installed, or this Python was not found.
     """
-    key = "\n".join([*requirements, f"{sys.version_info.major}.{sys.version_info.minor}"])
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter = sys.executable if python is None else _interpreter(python, folder or Path())
+    key = "\n".join([*requirements, version if python is None else interpreter])
     place = environments_folder() / hashlib.sha256(key.encode()).hexdigest()[:16]
     if (place / _COMPLETE).is_file():
         return place
@@ -51,7 +58,7 @@ def environment(requirements: Sequence[str]) -> Path:
         if not (place / _COMPLETE).is_file():
             # What an interrupted installation left is not known.
             shutil.rmtree(place, ignore_errors=True)
-            _install(place, requirements)
+            _install(place, requirements, interpreter)
             (place / _COMPLETE).touch()
     return place
 
@@ -63,15 +70,30 @@ def _lock(file: Path) -> Iterator[None]:
         yield
 
 
-def _install(place: Path, requirements: Sequence[str]) -> None:
+def _interpreter(python: str, folder: Path) -> str:
+    given = folder / python
+    if given.is_file():
+        return str(given)
+    if shutil.which("uv") is not None:
+        return python  # uv also installs versions that the machine lacks.
+    found = shutil.which(python) or shutil.which(f"python{python}")
+    if found is not None:
+        return found
+    raise MissingRequirementError(
+        f"Python {python} of a connector was not found.",
+        hint="Install it, or set source.python to the path of its program.",
+    )
+
+
+def _install(place: Path, requirements: Sequence[str], interpreter: str) -> None:
     log.info("connector_installing", packages=list(requirements), folder=str(place))
     uv = shutil.which("uv")
     python = str(place / "bin" / "python")
     if uv is not None:
-        _run([uv, "venv", "--python", sys.executable, str(place)], requirements)
+        _run([uv, "venv", "--python", interpreter, str(place)], requirements)
         _run([uv, "pip", "install", "--python", python, *requirements], requirements)
         return
-    _run([sys.executable, "-m", "venv", str(place)], requirements)
+    _run([interpreter, "-m", "venv", str(place)], requirements)
     _run([python, "-m", "pip", "install", "--quiet", *requirements], requirements)
 
 
@@ -85,8 +107,9 @@ def _run(command: Sequence[str], requirements: Sequence[str], *, given: str | No
         raise MissingRequirementError(
             f"The packages {', '.join(requirements)} cannot be installed: {said}",
             hint="Check their names and versions (of a Fivetran project, also source.sdk), and "
-            "that the package index can be reached. Or install them yourself, and set "
-            "source.command or, for Fivetran, source.python.",
+            "that the package index can be reached. If they need another version of Python, set "
+            "source.python. Or install them yourself, and set source.command or, for Fivetran, "
+            "source.python.",
         )
     return done.stdout
 

@@ -98,6 +98,7 @@ class ConnectorProcess:
         self._silent_seconds = silent_seconds
         self._last: deque[str] = deque(maxlen=_LINES_SHOWN)
         self._hidden = 0
+        self._has_reported = False
         self._at_termination = ExitStack()
         self._at_termination.enter_context(run_at_termination(self._terminate))
         try:
@@ -152,6 +153,7 @@ class ConnectorProcess:
                 block = os.read(output, _READ_BYTES)
                 if not block:
                     break
+                self._has_reported = True
                 first, *lines = block.split(b"\n")
                 if not lines:
                     rest.append(first)
@@ -211,10 +213,15 @@ class ConnectorProcess:
             if code > 0
             else f"was ended by {signal.Signals(-code).name}"
         )
+        kept = (
+            "What it reported before is kept, up to its last state."
+            if self._has_reported
+            else "It reported nothing. Check its configuration, and that it has its packages and "
+            "a version of Python that it supports: source.requirements and source.python."
+        )
         return SourceError(
             f"The connector {self.name} {how}.{self._shown()}",
-            hint="What it reported before is kept, up to its last state. The log contains all of "
-            "its messages.",
+            hint=f"{kept} The log contains all of its messages.",
         )
 
     def _shown(self) -> str:

@@ -53,7 +53,8 @@ class Program:
             return [str(program) if os.sep in words[0] else words[0], *words[1:]]
         package = self.config.package or ""
         requirements = [package, *self.config.requirements]
-        return [str(program_of(environment(requirements), package))]
+        place = environment(requirements, python=self.config.python, folder=self.folder)
+        return [str(program_of(place, package))]
 
     def start(self, *arguments: str) -> ConnectorProcess:
         """Start the program.
