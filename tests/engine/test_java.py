@@ -71,6 +71,35 @@ for number in (0, 1):
 java.stop()
 print(*others_run, *["cancelled" in error for error in errors])
 """
+#: Forks use the JVM one after the other, and others count the objects that it keeps for them.
+_USE_AND_END: Final = """
+from py4j.java_gateway import JavaObject
+from pyspark import SparkContext
+from chronolake.engine.java import release
+from chronolake.session import connect_to_java
+
+def use():
+    java.share()
+    lake = Lake.open(configs[0].path, config=configs[0])
+    frame = lake.spark.range(10).selectExpr("id AS a", "id + 1 AS b")
+    frame.collect()
+    held.append(frame)
+
+def count():
+    connect_to_java(java.address())
+    server = JavaObject("GATEWAY_SERVER", SparkContext._gateway._gateway_client)
+    print(server.getGateway().getBindings().size(), flush=True)
+
+held = []
+for action in (use, count, use, use, count):
+    pid = os.fork()
+    if pid == 0:
+        action()
+        release()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+java.stop()
+"""
 
 
 def _run(
@@ -116,3 +145,11 @@ def test_only_the_jobs_of_a_lake_are_cancelled(tmp_path: Path) -> None:
     done = _run(_CANCEL, tmp_path)
 
     assert done.stdout.split()[1:] == ["True", "False", "True", "True"], done.stderr
+
+
+@pytest.mark.long
+def test_the_jvm_keeps_nothing_of_forks_that_have_ended(tmp_path: Path) -> None:
+    done = _run(_USE_AND_END, tmp_path)
+
+    _, before, after = map(int, done.stdout.split())
+    assert after == before, done.stderr

@@ -28,8 +28,8 @@ _POINTS = [
     name for name in FAILPOINTS if name.startswith(("land.", "sync.", "publish.", "staged."))
 ]
 
-#: A control record lands only if there are changes other than rows.
-_NOT_REACHED: Final = {"land.file-replaced"}
+#: A control record lands only if there are changes other than rows, and only copies land in steps.
+_NOT_REACHED: Final = {"land.file-replaced", "land.step-done"}
 
 Seen = dict[tuple[Any, ...], list["State"]]
 

@@ -47,6 +47,19 @@ def test_an_outdated_jvm_stays_due_until_it_is_replaced(config: LakeConfig) -> N
     assert not keeper.is_replacement_due()
 
 
+def test_killed_commands_replace_the_jvm_sooner(config: LakeConfig) -> None:
+    process = cast("Any", SimpleNamespace(poll=lambda: None, pid=0))
+    keeper = _Keeper(lambda: config)
+    keeper.java = EngineJava(keeper._wanted(config)[0], process, Path())
+
+    for _ in range(60):
+        keeper.note_command()
+    assert not keeper.is_replacement_due()
+    for _ in range(60):
+        keeper.note_killed()
+    assert keeper.is_replacement_due()
+
+
 @pytest.mark.parametrize(("lived", "is_hopeless"), [(5.0, True), (3600.0, False)])
 def test_deaths_count_only_if_they_follow_soon(
     config: LakeConfig, monkeypatch: pytest.MonkeyPatch, lived: float, is_hopeless: bool

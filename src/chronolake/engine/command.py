@@ -107,7 +107,6 @@ def run(
         logging.getLogger().handlers.clear()
         sys.argv = ["chronolake", *request["command"]]
         code = code_of(main, request["command"])
-        engine_java.release()
     except KeyboardInterrupt:
         # Before the command has begun, or after it.
         code = 128 + signal.SIGINT
@@ -149,6 +148,8 @@ def end(code: int) -> NoReturn:
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
+    with suppress(Exception):
+        engine_java.release()
     with suppress(Exception):
         atexit._run_exitfuncs()  # noqa: SLF001 - as at the end of any process
     os._exit(code)

@@ -14,13 +14,14 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
-from py4j.java_gateway import JavaObject
+from py4j.java_gateway import GatewayClient, JavaObject
 from pyspark import SparkContext
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.serializers import UTF8Deserializer, read_int
@@ -44,8 +45,10 @@ _CANCEL_SECONDS: Final = 30
 _PRIVATE_UMASK: Final = 0o077
 #: The JVM is replaced when it occupies this much more than its heap may.
 _EXCESS_BYTES: Final = 3 * 2**30
-#: Each command leaves some objects in the JVM if it is killed.
+#: The JVM is replaced after this number of commands.
 _MOST_COMMANDS: Final = 1_000
+#: A killed command leaves its objects in the JVM, some MiB: it counts as this number of commands.
+_COMMANDS_PER_KILLED: Final = 20
 #: Time until a JVM that could not be started is tried again.
 _RETRY_SECONDS: Final = 10.0
 #: A JVM that ends more often in a row, soon and without a command in between, cannot run here.
@@ -207,7 +210,7 @@ class JavaKeeper:
     Attributes:
         config: returns the current configuration.
         java: the JVM; None if none could be started.
-        commands: the number of commands that have used it.
+        commands: the number of commands that have used it; killed ones count several times.
     """
 
     config: Callable[[], LakeConfig]
@@ -232,6 +235,10 @@ class JavaKeeper:
         """Record that a command uses the JVM."""
         self.commands += 1
         self._deaths = 0
+
+    def note_killed(self) -> None:
+        """Record that a command which used the JVM was killed."""
+        self.commands += _COMMANDS_PER_KILLED
 
     def is_replacement_due(self) -> bool:
         """Return whether another JVM should run: this one has ended or grown, or is outdated.
@@ -311,7 +318,10 @@ def release() -> None:
         return
     session.close_catalogs()
     gc.collect()
-    for found in gc.get_objects():
-        if type(found) is JavaObject:
-            with suppress(Exception):
-                gateway._gateway_client.garbage_collect_object(found._target_id)  # noqa: SLF001
+    client: Any = gateway._gateway_client  # noqa: SLF001
+    # The thread that does this for the collector does not finish before the process ends.
+    waiting: deque[Any] = getattr(client, "finalizer_deque", None) or deque()
+    unused = [entry[1] for entry in tuple(waiting) if isinstance(entry, tuple)]
+    used = [found._target_id for found in gc.get_objects() if issubclass(type(found), JavaObject)]  # noqa: SLF001
+    for target in [*unused, *used]:
+        GatewayClient.garbage_collect_object(client, target)

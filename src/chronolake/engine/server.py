@@ -393,6 +393,8 @@ class Engine:
                 continue
             del self._forks[pid]
             code = os.waitstatus_to_exitcode(status)
+            if code < 0 and fork.uses_java:
+                self._keeper.note_killed()
             if fork.code is not None:
                 code = fork.code
             elif java is not None and (tags := java.tags_of(pid)) and code != 0:
