@@ -316,12 +316,13 @@ def release() -> None:
     gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no public API for it
     if gateway is None:
         return
-    session.close_catalogs()
+    with suppress(Exception):
+        session.close_catalogs()
     gc.collect()
     client: Any = gateway._gateway_client  # noqa: SLF001
     # The thread that does this for the collector does not finish before the process ends.
     waiting: deque[Any] = getattr(client, "finalizer_deque", None) or deque()
-    unused = [entry[1] for entry in tuple(waiting) if isinstance(entry, tuple)]
+    unused = [entry[1] for entry in waiting.copy() if isinstance(entry, tuple)]
     used = [found._target_id for found in gc.get_objects() if issubclass(type(found), JavaObject)]  # noqa: SLF001
     for target in [*unused, *used]:
         GatewayClient.garbage_collect_object(client, target)
