@@ -164,10 +164,10 @@ def test_snapshot_diff_can_be_killed_at_every_step(shop: Shop) -> None:
 
     there = sorted(shop.rows("SELECT id, state FROM bulk"), key=repr)
     assert shop.present("bulk", ("id", "state")) == there
-    for (number,), states in shop.states("bulk", ("id",), ("state",)).items():
-        reported = [state and state[0] for state in states]
-        assert _is_part(reported, seen[number]), number
-        assert all(version != other for version, other in itertools.pairwise(reported)), number
+    # A row that was deleted and added again between two reads may differ only in its filler.
+    for (number,), states in shop.states("bulk", ("id",), ("state", "filler")).items():
+        assert _is_part([state and state[0] for state in states], seen[number]), number
+        assert all(version != other for version, other in itertools.pairwise(states)), number
     assert shop.agrees()
 
 
