@@ -14,7 +14,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,8 +320,9 @@ def release() -> None:
     gc.collect()
     client: Any = gateway._gateway_client  # noqa: SLF001
     # The thread that does this for the collector does not finish before the process ends.
-    waiting: deque[Any] = getattr(client, "finalizer_deque", None) or deque()
-    unused = [entry[1] for entry in waiting.copy() if isinstance(entry, tuple)]
-    used = [found._target_id for found in gc.get_objects() if issubclass(type(found), JavaObject)]  # noqa: SLF001
-    for target in [*unused, *used]:
+    waiting = list(getattr(client, "finalizer_deque", ()))
+    targets = [entry[1] for entry in waiting if isinstance(entry, tuple)]
+    used = [found for found in gc.get_objects() if issubclass(type(found), JavaObject)]
+    targets += [found._target_id for found in used]  # noqa: SLF001
+    for target in targets:
         GatewayClient.garbage_collect_object(client, target)

@@ -33,22 +33,19 @@ def environments_folder() -> Path:
     return Path(cache) / "chronolake" / "connectors"
 
 
-def environment(
-    requirements: Sequence[str], *, python: str | None = None, folder: Path | None = None
-) -> Path:
+def environment(requirements: Sequence[str], *, python: str | None = None) -> Path:
     """Return the folder of an environment with packages; it is created if it does not exist.
 
     Args:
         requirements: the packages as pip has them, such as `airbyte-source-faker==7.2.1`.
         python: the Python of the environment, if it is not the one that runs this: a program, or
             a version such as `3.10`.
-        folder: the folder to which the path of such a program is relative.
 
     Raises:
         MissingRequirementError: they cannot be installed, or this Python was not found.
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    interpreter = sys.executable if python is None else _interpreter(python, folder or Path())
+    interpreter = sys.executable if python is None else _interpreter(python)
     key = "\n".join([*requirements, version if python is None else interpreter])
     place = environments_folder() / hashlib.sha256(key.encode()).hexdigest()[:16]
     if (place / _COMPLETE).is_file():
@@ -70,10 +67,7 @@ def _lock(file: Path) -> Iterator[None]:
         yield
 
 
-def _interpreter(python: str, folder: Path) -> str:
-    given = folder / python
-    if given.is_file():
-        return str(given)
+def _interpreter(python: str) -> str:
     if shutil.which("uv") is not None:
         return python  # uv also installs versions that the machine lacks.
     found = shutil.which(python) or shutil.which(f"python{python}")

@@ -17,7 +17,7 @@ from chronolake.source.connectors import fivetran_runner
 from chronolake.source.connectors.environments import environment
 from chronolake.source.connectors.json_lines import RecordGroups, messages_in
 from chronolake.source.connectors.process import ConnectorProcess
-from chronolake.source.connectors.program import arguments_of, json_files
+from chronolake.source.connectors.program import arguments_of, json_files, program_in
 from chronolake.source.protocol import CaptureMethod
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Complete, Deletions, Emptied, Progress, Records
@@ -105,8 +105,7 @@ class FivetranProject(RecordSource):
                 hint="Set source.path to the folder of a project of the Fivetran Connector SDK.",
             )
         if self._config.python is not None:
-            given = self.project.file.parent / self._config.python
-            return [str(given) if given.exists() else self._config.python]
+            return [program_in(self.project.file.parent, self._config.python)]
         file = self._folder / _REQUIREMENTS
         lines = file.read_text().splitlines() if file.is_file() else []
         own = [line.strip() for line in lines if line.strip() and not line.startswith("#")]

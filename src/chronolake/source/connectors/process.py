@@ -217,7 +217,8 @@ class ConnectorProcess:
             "What it reported before is kept, up to its last state."
             if self._has_reported
             else "It reported nothing. Check its configuration, and that it has its packages and "
-            "a version of Python that it supports: source.requirements and source.python."
+            "a version of Python that it supports; those of a package are source.requirements and "
+            "source.python."
         )
         return SourceError(
             f"The connector {self.name} {how}.{self._shown()}",

@@ -53,7 +53,8 @@ class Program:
             return [str(program) if os.sep in words[0] else words[0], *words[1:]]
         package = self.config.package or ""
         requirements = [package, *self.config.requirements]
-        place = environment(requirements, python=self.config.python, folder=self.folder)
+        python = self.config.python and program_in(self.folder, self.config.python)
+        place = environment(requirements, python=python)
         return [str(program_of(place, package))]
 
     def start(self, *arguments: str) -> ConnectorProcess:
@@ -70,6 +71,12 @@ class Program:
             silent_seconds=self.config.silent_seconds,
             variables=self.config.environment,
         )
+
+
+def program_in(folder: Path, program: str) -> str:
+    """Return the path of a program in a folder; its name if it is not there."""
+    given = folder / program
+    return str(given) if given.is_file() else program
 
 
 @contextmanager
