@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from chronolake.lake import Lake
 from chronolake.pipeline.store import Status, StreamRun
 from chronolake.pipeline.sync import Event, EventKind, sync
+from support import connectors
+from support.connectors import tap_stream
 from support.datalakes import DataLake, iceberg, project
 from support.declarative.apis import Api
 from support.python_functions import Functions
+from support.source import apishop
 from support.source.apishop import ApiShop
 from support.source.databases import Shop
 
@@ -219,3 +226,181 @@ def test_the_first_load_of_records_accepts_all_fields(
     (stream,) = shop.run().streams
     assert ("added later" in (stream.error or "")) == (policy == "freeze")
     assert "later" not in shop.rows()[0]
+
+
+class _Declaring:
+    """The pipeline `shop` of a connector that declares the columns of `orders`."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.shop = connectors.Shop(folder)
+        self._kind = kind
+
+    def run(self, *declared: str, row: dict[str, Any], **settings: Any) -> StreamRun:
+        """Sync one record of a source that declares `id`, `note` and these columns."""
+        self._write(declared, row)
+        source = self.shop.project.pipelines["shop"].source
+        self.shop.configure(source.model_dump(mode="json", exclude_unset=True), **settings)
+        (stream,) = self.shop.run().streams
+        return stream
+
+    def _write(self, declared: tuple[str, ...], row: dict[str, Any]) -> None:
+        shop, kinds = self.shop, dict.fromkeys(declared, "integer")
+        if self._kind == "fivetran":
+            columns = {"id": "INT", "note": "STRING", **dict.fromkeys(declared, "INT")}
+            table = {"table": "orders", "primary_key": ["id"], "columns": columns}
+            update = f"op.upsert('orders', {row!r})\nop.checkpoint({{}})"
+            shop.fivetran([table], update, **shop.fivetran_stand_in())
+        elif self._kind == "singer":
+            tap = tap_stream("orders", method="INCREMENTAL")
+            tap["schema"]["properties"] |= {name: {"type": kind} for name, kind in kinds.items()}
+            schema = f"emit(type='SCHEMA', stream='orders', schema={tap['schema']!r})"
+            read = f"{schema}\nrecord('orders', **{row!r})\nemit(type='STATE', value={{'at': 1}})"
+            shop.singer([tap], read)
+        else:
+            cursor = {"cursor": "id"} if self._kind == "incremental" else {}
+            offered = connectors.stream("orders", **cursor, **kinds)
+            read = f"record('orders', **{row!r})"
+            if cursor:
+                read += "\nstream_state('orders', {'at': 1})"
+            shop.airbyte([offered], f"{read}\nstatus('orders', 'COMPLETE')")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["incremental", "full_refresh", "singer", "fivetran"])
+def test_columns_that_a_connector_no_longer_declares(tmp_path: Path, kind: str) -> None:
+    shop = _Declaring(tmp_path, kind)
+
+    def run(*declared: str, **row: Any) -> list[str]:
+        found = shop.run(*declared, row=row)
+        assert found.error is None
+        return _changes(found)
+
+    assert run("extra", id=1, note="a", extra=1, own=1) == []
+    assert run("extra", id=1, note="b") == [], "a record may lack a field"
+    assert run(id=1, note="c", extra=2) == [], "it still has values"
+    assert run(id=1, note="d") == ["removed extra"]
+    assert run(id=1, note="e") == [], "each change is reported once"
+    assert run("extra", id=1, note="f", extra=3) == ["added extra"]
+    found = shop.run(row={"id": 1, "note": "g"}, schema_changes="freeze")
+    assert "removed extra" in (found.error or "")
+    row = {"id": 1, "note": "g", "own": 2}
+    assert _changes(shop.run(row=row, schema_changes="evolve")) == ["removed extra"]
+    noted = shop.shop.versions("note", "extra", "own")
+    assert [found[0] for found in noted] == list("abcdefg")
+    assert noted[5][:3] == ("f", 3, None)
+    assert noted[6][:3] == ("g", None, 2)
+
+
+@pytest.mark.long
+def test_renamed_and_excluded_columns_that_are_no_longer_declared(tmp_path: Path) -> None:
+    shop = _Declaring(tmp_path, "incremental")
+    rules = {"schema_changes": "freeze", "rename": {"columns": {"extra": "more"}}}
+    row = {"id": 1, "note": "a", "extra": 1, "other": 2}
+    assert shop.run("extra", "other", row=row, **rules).error is None
+    assert shop.run("extra", "other", row=row, **rules).error is None
+    excluded = {**rules, "columns": {"exclude": ["extra", "other"]}}
+    assert shop.run("extra", row={"id": 1, "note": "b"}, **excluded).error is None
+    assert _changes(shop.run(row={"id": 1, "note": "c"}, **excluded)) == []
+    failed = shop.run(row={"id": 1, "note": "d"}, **rules)
+    assert "removed more, removed other" in (failed.error or "")
+
+
+@pytest.mark.long
+def test_columns_of_arrow_tables_that_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    shop = Functions(tmp_path)
+
+    def run(rows: str) -> list[str]:
+        shop.write(f"""
+            import pyarrow as pa
+
+            @chronolake.stream(key="id", capture="polling")
+            def orders():
+                yield {rows}
+            """)
+        (stream,) = shop.run().streams
+        assert stream.error is None
+        return _changes(stream)
+
+    assert run('pa.table({"id": [1], "a": ["x"], "b": [1]})') == []
+    assert run('pa.table({"id": [2], "a": pa.nulls(1, pa.string()), "b": [1]})') == []
+    assert run('pa.table({"id": [3], "b": [2]})') == ["removed a"]
+    assert run('pa.table({"id": [4], "b": [2]})') == []
+    assert run('{"id": 5}') == [], "a record may lack a field"
+    assert sorted((row["id"], row["a"], row["b"]) for row in shop.rows()) == [
+        (1, "x", 1), (2, None, 1), (3, None, 2), (4, None, 2), (5, None, None),
+    ]  # fmt: skip
+
+
+def _csv(rows: dict[str, list[Any]], file: Path) -> None:
+    lines = [rows, *zip(*rows.values(), strict=True)]
+    file.write_text("".join(",".join(map(str, line)) + "\n" for line in lines))
+
+
+def _json(rows: dict[str, list[Any]], file: Path) -> None:
+    found = [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in found))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ending", "write", "removed"),
+    [
+        ("csv", _csv, ["removed a"]),
+        ("parquet", lambda rows, file: pq.write_table(pa.table(rows), file), ["removed a"]),
+        # Each line has its own fields.
+        ("jsonl", _json, []),
+    ],
+)
+def test_columns_that_new_files_lack(
+    tmp_path: Path, ending: str, write: Callable[..., None], removed: list[str]
+) -> None:
+    (tmp_path / "exports").mkdir()
+
+    def run(number: int, policy: str = "evolve", **rows: list[Any]) -> StreamRun:
+        write(rows, tmp_path / "exports" / f"orders-{number}.{ending}")
+        source = f"{{type: files, path: 'exports/*.{ending}', stream: orders, key: [id]}}"
+        more = f"    schema_changes: {policy}\n"
+        of = project(tmp_path, f"  p:\n    source: {source}\n{more}")
+        lake = Lake.open(of.lake.path, config=of.lake)
+        (stream,) = sync(lake, of, "p").streams
+        return stream
+
+    old = ["removed old"] if removed else []
+    # Of the first load, the columns of all files are accepted.
+    write({"id": [1], "old": ["w"], "a": ["x"]}, tmp_path / "exports" / f"orders-0.{ending}")
+    assert _changes(run(1, id=[2], a=["x"])) == []
+    assert _changes(run(2, id=[3], a=["y"], b=["z"])) == ["added b", *old]
+    frozen = run(3, "freeze", id=[4], b=["z"])
+    assert (frozen.error is not None) == bool(removed)
+    assert _changes(run(4, id=[5], b=["z"])) == removed
+    assert _changes(run(5, id=[6], b=["z"])) == []
+
+
+@pytest.mark.long
+def test_columns_that_a_manifest_no_longer_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Api() as api:
+        shop = ApiShop(tmp_path, api)
+
+        def run(number: int, policy: str = "evolve", **values: Any) -> StreamRun:
+            shop.configure(f"orders: {{schema_changes: {policy}}}")
+            shop.put(number, f"02-{number:02}", **values)
+            return shop.sync()["orders"]
+
+        assert _changes(run(1, state="a", own=1)) == []
+        assert _changes(run(2)) == [], "a record may lack a field"
+        properties = dict(apishop._SCHEMA["properties"])
+        monkeypatch.setitem(apishop._SCHEMA, "properties", properties)
+        del properties["state"]
+        assert _changes(run(3, state="b")) == [], "it still has values"
+        assert _changes(run(4)) == [], "the last record is read again"
+        assert "removed state" in (run(5, "freeze").error or "")
+        assert _changes(run(6)) == ["removed state"]
+        assert _changes(run(7)) == []
+        assert [row[1] for row in shop.rows("orders", "id", "state")] == [
+            "a", None, "b", *[None] * 4,
+        ]  # fmt: skip

@@ -2,8 +2,11 @@
 
 A stream's columns are compared with those that have landed before, which the operational store
 remembers. For files of another system, they are compared with the observed types of the table.
-Records show a column when the first of them has it, so their first load accepts all columns.
 A column only counts as changed if its type cannot hold the values of the new one.
+
+Records show a column when the first of them has it, so their first load accepts all columns. They
+may lack a field that still exists; so one of their columns was only removed if the source declared
+it before, and does so no more.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation
 from chronolake.types import ColumnType, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from chronolake.lake import Lake
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import Landable
+    from chronolake.source.protocol import DeclaredColumns, Landable
     from chronolake.types import Column
 
     Columns = Mapping[str, ColumnType]
@@ -75,30 +78,27 @@ class ColumnChange:
 
 
 def compare_columns(
-    before: Columns, now: Iterable[Column], *, is_complete: bool
+    before: Columns, now: Iterable[Column], *, removed: Collection[str] = ()
 ) -> list[ColumnChange]:
     """Return the changes of columns.
 
     Args:
         before: the types of the columns before, by name.
-        now: the columns now.
-        is_complete: whether a column that is missing in `now` was removed.
+        now: the columns now; those of `before` may be missing.
+        removed: the columns of `before` that were removed.
     """
     changes = []
-    present = {column.name: column.type for column in now}
-    for name, kind in present.items():
+    for name, kind in ((column.name, column.type) for column in now):
         if name not in before:
             changes.append(ColumnChange(ChangeKind.ADDED, name, None, str(kind)))
         elif wider(before[name], kind) != before[name]:
             types = str(before[name]), str(kind)
             changes.append(ColumnChange(ChangeKind.CHANGED, name, *types))
-    if is_complete:
-        changes += [
-            ColumnChange(ChangeKind.REMOVED, name, str(kind), None)
-            for name, kind in before.items()
-            if name not in present
-        ]
-    return changes
+    return changes + [
+        ColumnChange(ChangeKind.REMOVED, name, str(kind), None)
+        for name, kind in before.items()
+        if name in removed
+    ]
 
 
 def raise_if_frozen(stream: Stream, changes: Sequence[ColumnChange]) -> None:
@@ -141,6 +141,7 @@ class ColumnWatch:
         self._stream = stream
         self._report = report
         self._known: dict[str, ColumnType] | None = None
+        self._declared: frozenset[str] = frozenset()
         self._is_loaded = False
         self._is_changed = False
         self._is_first_load = False
@@ -158,16 +159,17 @@ class ColumnWatch:
             return batch
         self._load()
         names = None if self._known is not None else self._names_in_table()
+        removed = self._removed_in(batch)
+        columns = self._present_in(batch)
         if self._is_first_load or (self._known is None and names is None):
-            self._remember(batch.columns)
+            self._remember(batch)
             return batch
         if names is not None:
             # The columns of the table may have been removed long ago, or have wider types.
-            types = {column.name: column.type for column in batch.columns if column.name in names}
-            changes = compare_columns(types, batch.columns, is_complete=False)
+            types = {column.name: column.type for column in columns if column.name in names}
+            changes = compare_columns(types, columns)
         else:
-            is_complete = self._stream.descriptor.has_all_columns
-            changes = compare_columns(self._known or {}, batch.columns, is_complete=is_complete)
+            changes = compare_columns(self._known or {}, columns, removed=removed)
         raise_if_frozen(self._stream, changes)
         if self._stream.schema_changes is SchemaChanges.DISCARD:
             known = {*(self._known or ()), *(self._names_in_table() or ())}
@@ -178,7 +180,7 @@ class ColumnWatch:
             }
             batch = _without_columns(batch, new) if new else batch
             changes = [change for change in changes if change.column not in new]
-        self._remember(batch.columns)
+        self._remember(batch, removed)
         if changes:
             self._report(changes)
         return batch
@@ -186,25 +188,58 @@ class ColumnWatch:
     def _load(self) -> None:
         if not self._is_loaded:
             self._is_loaded = True
-            stored = self._store.columns(self._stream.pipeline).get(self._stream.name)
+            stored = self._store.columns(self._stream.pipeline, self._stream.name)
             if stored is not None:
-                self._known = {name: ColumnType.parse(kind) for name, kind in stored.items()}
-            self._is_first_load = stored is None and not self._stream.descriptor.has_all_columns
+                types, self._declared = stored
+                self._known = {name: ColumnType.parse(kind) for name, kind in types.items()}
+            self._is_first_load = stored is None and not self._has_all_columns
+
+    @property
+    def _has_all_columns(self) -> bool:
+        return self._stream.descriptor.has_all_columns
+
+    def _removed_in(self, batch: Landable) -> set[str]:
+        """Return the known columns that the source has no more; excluded ones do not count."""
+        declared = _declared_in(batch)
+        if self._has_all_columns:
+            present = {column.name for column in batch.columns}
+            missing = [name for name in self._known or () if name not in present]
+        elif declared is not None and declared.names:
+            missing = [name for name in self._declared if name not in declared]
+        else:
+            return set()
+        rules = self._stream.rules.renamed(dict(self._stream.names.pairs))
+        return {name for name in missing if not rules.is_excluded(name)}
+
+    def _present_in(self, batch: Landable) -> list[Column]:
+        """Return the columns that the source has; others are only those of earlier batches."""
+        declared, known = _declared_in(batch), self._known or {}
+        return [
+            column
+            for column in batch.columns
+            if declared is None
+            or column.name in declared
+            or (column.name in known and column.name not in self._declared)
+        ]
 
     def _names_in_table(self) -> set[str] | None:
         table = self._lake.catalog.find(self._stream.table)
         return None if table is None else {*describe_loaded(table).by_name}
 
-    def _remember(self, columns: Sequence[Column]) -> None:
+    def _remember(self, batch: Landable, removed: Collection[str] = ()) -> None:
         before = self._known or {}
         now = {
             column.name: wider(before.get(column.name, column.type), column.type)
-            for column in columns
+            for column in self._present_in(batch)
         }
-        if not self._stream.descriptor.has_all_columns:
-            now = before | now
-        self._is_changed = self._is_changed or now != self._known
-        self._known = now
+        if not self._has_all_columns:
+            now = {name: kind for name, kind in before.items() if name not in removed} | now
+        declared = self._declared
+        if (found := _declared_in(batch)) is not None:
+            # A column with values remains until it has none.
+            declared = (declared - self._removed_in(batch)) | (found.names & now.keys())
+        self._is_changed = self._is_changed or (now, declared) != (self._known, self._declared)
+        self._known, self._declared = now, declared
 
     def store(self, token: int) -> None:
         """Store the columns of batches that have landed; those of a first load at its end.
@@ -215,8 +250,10 @@ class ColumnWatch:
         if self._is_first_load:
             return
         if self._is_changed and self._known is not None:
-            columns = {name: str(kind) for name, kind in self._known.items()}
-            self._store.put_columns(self._stream.pipeline, self._stream.name, columns, token=token)
+            types = {name: str(kind) for name, kind in self._known.items()}
+            self._store.put_columns(
+                self._stream.pipeline, self._stream.name, types, self._declared, token=token
+            )
             self._is_changed = False
 
     def end(self, token: int) -> None:
@@ -227,6 +264,10 @@ class ColumnWatch:
         """
         self._is_first_load = False
         self.store(token)
+
+
+def _declared_in(batch: Landable) -> DeclaredColumns | None:
+    return None if isinstance(batch, CopyBatch) else batch.declared
 
 
 def _without_columns(batch: Landable, names: set[str]) -> Landable:

@@ -31,7 +31,7 @@ from chronolake.pipeline.runs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from sqlalchemy.engine import RowMapping
 
@@ -132,13 +132,15 @@ CHECKPOINTS: Final = sql.Table(
     sql.Column("position", sql.Text, nullable=False),
     sql.Column("stored", sql.String, nullable=False),
 )
-#: The columns of streams that have landed, with their types, as a JSON object.
+#: The columns of streams that have landed, with their types, as a JSON object; and as an array, the
+#: names of those that the source declares.
 COLUMNS: Final = sql.Table(
     "chronolake_stream_columns",
     _metadata,
     sql.Column("pipeline", sql.String, primary_key=True),
     sql.Column("stream", sql.String, primary_key=True),
     sql.Column("columns", sql.Text, nullable=False),
+    sql.Column("declared", sql.Text),
 )
 #: Tokens of sources that change with each use. They are never shown.
 TOKENS: Final = sql.Table(
@@ -392,33 +394,48 @@ class Store:
                     CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
                 )
 
-    def columns(self, pipeline: str) -> dict[str, dict[str, str]]:
-        """Return the columns of a pipeline's streams that have landed, with their types."""
-        query = sql.select(COLUMNS.c.stream, COLUMNS.c.columns)
+    def columns(self, pipeline: str, stream: str) -> tuple[dict[str, str], frozenset[str]] | None:
+        """Return the types of a stream's columns that have landed, and the declared ones' names.
+
+        Returns:
+            None if no columns are stored.
+        """
+        query = sql.select(COLUMNS.c.columns, COLUMNS.c.declared)
         with self.transaction() as connection:
-            found = connection.execute(query.where(COLUMNS.c.pipeline == pipeline)).all()
-        return {row.stream: dict(orjson.loads(row.columns)) for row in found}
+            row = connection.execute(query.where(_is_of(COLUMNS, pipeline, stream))).one_or_none()
+        if row is None:
+            return None
+        # An earlier version may have written the row.
+        return dict(orjson.loads(row.columns)), frozenset(orjson.loads(row.declared or "[]"))
 
     def put_columns(
-        self, pipeline: str, stream: str, columns: Mapping[str, str], *, token: int
+        self,
+        pipeline: str,
+        stream: str,
+        types: Mapping[str, str],
+        declared: Collection[str],
+        *,
+        token: int,
     ) -> None:
         """Store the columns of a stream.
 
         Args:
             stream: its stream.
-            columns: the types of the columns by name.
+            types: the types of the columns by name.
+            declared: those of them that the source declares.
             token: token of the lease under which their data landed.
 
         Raises:
             LeaseLostError: another process has taken the pipeline's lease; nothing has changed.
         """
-        stored = orjson.dumps(dict(columns)).decode()
+        values = {
+            "columns": orjson.dumps(dict(types)).decode(),
+            "declared": orjson.dumps(sorted(declared)).decode(),
+        }
         with self.transaction() as connection:
             _expect_holder(connection, pipeline, token)
             connection.execute(COLUMNS.delete().where(_is_of(COLUMNS, pipeline, stream)))
-            connection.execute(
-                COLUMNS.insert().values(pipeline=pipeline, stream=stream, columns=stored)
-            )
+            connection.execute(COLUMNS.insert().values(pipeline=pipeline, stream=stream, **values))
 
     def load_tokens(self, pipeline: str) -> dict[str, Any]:
         """Return the tokens of a pipeline's source by name; empty if no token is stored."""

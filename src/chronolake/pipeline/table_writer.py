@@ -371,7 +371,7 @@ def changes_between(
 
 def _changes(before: Sequence[Column], after: Sequence[Column]) -> tuple[ColumnChange, ...]:
     types = {column.name: column.type for column in before}
-    return tuple(compare_columns(types, after, is_complete=False))
+    return tuple(compare_columns(types, after))
 
 
 def _columns_to_erase(stream: Stream, layout: Layout) -> list[str]:

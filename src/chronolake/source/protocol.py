@@ -117,8 +117,9 @@ class StreamDescriptor:
         cursor: the field of incremental reads; None: the stream has no cursor, or it is read from a
             log.
         quarantines: whether the table continues without files that cannot be read.
-        has_all_columns: whether batches declare all of the stream's columns, so that a missing one
-            was removed.
+        has_all_columns: whether the columns of a batch are all that the stream has, so that a
+            missing one was removed. Otherwise, the batch contains what the source declares
+            (`DeclaredColumns`).
     """
 
     capabilities: StreamCapabilities
@@ -147,6 +148,32 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
+class DeclaredColumns:
+    """What a source declares, if the columns of its batches include what earlier batches had.
+
+    A column that was declared before, and is neither declared nor filled now, was removed. Whether
+    other columns were removed is not known: a record may lack a field.
+
+    Attributes:
+        names: the columns that the source declares; empty: it declares none, and none was removed.
+        filled: the columns in which records of the batch have values, declared or not.
+    """
+
+    names: frozenset[str]
+    filled: frozenset[str] = frozenset()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names or name in self.filled
+
+    def renamed(self, names: Mapping[str, str]) -> DeclaredColumns:
+        """Return the same with new names, by the present ones."""
+        return DeclaredColumns(
+            frozenset(names.get(name, name) for name in self.names),
+            frozenset(names.get(name, name) for name in self.filled),
+        )
+
+
+@dataclass(frozen=True)
 class ChangeBatch:
     """Record versions of a stream that a source returns together.
 
@@ -167,6 +194,8 @@ class ChangeBatch:
             (`change_set.FOLLOWS`).
         is_protected: whether the source has applied the column rules (`landing.ColumnRules`), as
             it must before it stores anything in a file.
+        declared: what the source declares; None: not known, or `columns` are all it has
+            (`StreamDescriptor.has_all_columns`).
     """
 
     stream: str
@@ -179,6 +208,7 @@ class ChangeBatch:
     is_undated: bool = False
     has_followers: bool = False
     is_protected: bool = False
+    declared: DeclaredColumns | None = None
 
 
 @dataclass(frozen=True)
@@ -205,7 +235,7 @@ class Snapshot:
             had rows before.
         texts: for some columns, a column of `rows` in addition to the data columns that contains
             values which the declared type cannot hold, as text; the value itself is null there.
-        is_protected: see `ChangeBatch`.
+        is_protected: see `ChangeBatch`, also for `declared`.
         again: reads everything a second time, and returns a snapshot with the records of both
             reads; None: one read cannot miss a record that exists. It is called if records are
             missing in `rows`.
@@ -225,6 +255,7 @@ class Snapshot:
     may_be_empty: bool = True
     texts: Mapping[str, str] = field(default_factory=dict)
     is_protected: bool = False
+    declared: DeclaredColumns | None = None
     again: Callable[[], Snapshot] | None = None
 
 
@@ -346,7 +377,7 @@ class Reconciliation:
         again: reads everything a second time, and returns a reconciliation with the records of both
             reads; None: that is already done. Pages shift while they are read, so one read may miss
             a record.
-        is_protected: see `ChangeBatch`.
+        is_protected: see `ChangeBatch`, also for `declared`.
     """
 
     stream: str
@@ -361,6 +392,7 @@ class Reconciliation:
     may_be_empty: bool = False
     again: Callable[[], Reconciliation] | None = None
     is_protected: bool = False
+    declared: DeclaredColumns | None = None
 
 
 #: What can land.

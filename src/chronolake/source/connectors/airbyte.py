@@ -30,7 +30,7 @@ from chronolake.source.records.identity import Identity
 from chronolake.source.records.lookup import MISSING, look_up
 from chronolake.source.records.messages import Complete, Failure, Progress
 from chronolake.source.records.reader import RecordStream, shared_offset, stream_offset
-from chronolake.source.records.schema import declared_columns
+from chronolake.source.records.schema import declared_columns, declared_fields
 from chronolake.source.records.source import RecordSource
 from chronolake.types import Kind
 
@@ -247,6 +247,7 @@ class AirbyteConnector(RecordSource):
             Identity(offered.key, advice=_ADVICE),
             self.folder_of(offered.name),
             declared,
+            fields=declared_fields(schema),
             changed_at=changed_at,
             deleted_by=_DELETED_AT if _DELETED_AT in declared else None,
             may_become_empty=self.may_become_empty(offered.name),

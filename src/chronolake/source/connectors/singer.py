@@ -26,7 +26,7 @@ from chronolake.source.protocol import ALL_STREAMS, CaptureMethod
 from chronolake.source.records.identity import Identity
 from chronolake.source.records.messages import Complete, Declared, Progress, Restarted
 from chronolake.source.records.reader import RecordStream, shared_offset, stream_offset
-from chronolake.source.records.schema import declared_columns
+from chronolake.source.records.schema import declared_columns, declared_fields
 from chronolake.source.records.source import RecordSource
 from chronolake.types import ColumnType, Kind
 
@@ -205,7 +205,8 @@ class SingerTap(RecordSource):
         return [self._stream(offered) for offered in self._selected]
 
     def _stream(self, offered: _OfferedStream) -> RecordStream:
-        declared = declared_columns(offered.reported.get("schema") or {})
+        schema = offered.reported.get("schema") or {}
+        declared = declared_columns(schema)
         captures = {
             _FULL: CaptureMethod.SNAPSHOT_DIFF,
             _LOG: CaptureMethod.EVERY_CHANGE,
@@ -221,6 +222,7 @@ class SingerTap(RecordSource):
             Identity(tuple((field,) for field in offered.key), advice=_ADVICE),
             self.folder_of(offered.name),
             declared,
+            fields=declared_fields(schema),
             changed_at=changed_at,
             deleted_by=_DELETED_AT,
             may_become_empty=self.may_become_empty(offered.name),
@@ -304,7 +306,8 @@ class SingerTap(RecordSource):
             elif kind == "SCHEMA":
                 yield from groups.pass_on()
                 self._expect_key(stream, message.get("key_properties"))
-                yield Declared(stream, declared_columns(message.get("schema") or {}))
+                schema = message.get("schema") or {}
+                yield Declared(stream, declared_columns(schema), declared_fields(schema))
             elif kind == "BATCH":
                 raise SourceError(
                     f"The tap writes records of {stream} into files (BATCH), which are not read.",

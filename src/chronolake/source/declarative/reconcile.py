@@ -108,6 +108,7 @@ class CompleteRead:
                 is_dated=self._time_cursor() is not None,
                 may_be_empty=may_be_empty,
                 is_protected=True,
+                declared=self.run.files.declared(self.waiting.parts),
             )
 
         def again() -> Reconciliation:

@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from chronolake.change_set import MODIFIED, SEQUENCE
 from chronolake.errors import SourceError
-from chronolake.source.records.pending_files import PartWriter
+from chronolake.source.protocol import DeclaredColumns
+from chronolake.source.records.pending_files import PartWriter, filled_in
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from chronolake.source.declarative.records.transformations import Record
@@ -72,6 +73,10 @@ class SliceFiles:
     def columns(self) -> list[Column]:
         """Return the stored columns so far, including the key."""
         return self.identity.rules.columns(self.shape.columns(self.identity.columns))
+
+    def declared(self, parts: Iterable[Part]) -> DeclaredColumns:
+        """Return what the stream's schema declares, and what files contain."""
+        return DeclaredColumns(self.shape.declared, filled_in(parts))
 
     def read(self, stream_slice: Slice) -> SliceResult:
         """Read a slice into its own files.

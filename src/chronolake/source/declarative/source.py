@@ -142,7 +142,6 @@ class DeclarativeApi:
             is_ours=True,
             key=settings.identity_of(select_stream(stream, {"": ""})).columns,
             cursor=cursor_field_of(stream, self.config.config),
-            # A field that no record has is not removed.
             has_all_columns=False,
         )
 
@@ -246,7 +245,7 @@ class DeclarativeApi:
         for place_after in run.read_with_progress(self._workers(api)):
             yield ReadProgress(name, run.rows)
             if place_after is not None:
-                yield from landing.batches(position, position, files.columns())
+                yield from landing.batches(position, position, files)
                 waiting.acknowledge()
         if run.failure is not None:
             yield StreamFailure(name, run.failure)
@@ -368,7 +367,7 @@ class DeclarativeApi:
             yield ReadProgress(landing.name, run.rows)
             if after is None:
                 continue
-            yield from landing.batches(before, after, run.files.columns())
+            yield from landing.batches(before, after, run.files)
             before = after
             run.waiting.acknowledge()
             if self._landed.get(landing.name) != after:
@@ -425,7 +424,7 @@ class _PendingRecords:
     repeats: Repeats
 
     def batches(
-        self, before: Offset, after: Offset, columns: Sequence[Column] = ()
+        self, before: Offset, after: Offset, files: SliceFiles | None = None
     ) -> Iterator[ChangeBatch]:
         """Yield the waiting records; files with the same columns form one batch.
 
@@ -435,7 +434,7 @@ class _PendingRecords:
         Args:
             before: the stream's offset before the records.
             after: the stream's offset after all of them, which the last batch carries.
-            columns: the columns of all the stream's records; by default, those of the files.
+            files: the writer of the records; None: an earlier run has written them.
         """
         parts = self.waiting.parts
         groups = group_by_columns(parts)
@@ -445,7 +444,9 @@ class _PendingRecords:
         is_undated = any(part.is_undated for part in parts)
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
-            columns = columns or _merge_columns(given for given, _ in groups)
+            columns = _merge_columns(given for given, _ in groups)
+            if files is not None:
+                columns = files.columns()
             rows = read_files(self.lake, parts, columns, WHOLE_RECORDS)
             yield ChangeBatch(
                 self.name,
@@ -455,9 +456,13 @@ class _PendingRecords:
                 may_repeat=may_repeat,
                 is_undated=is_undated,
                 is_protected=True,
+                declared=None if files is None else files.declared(parts),
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
             rows = read_files(self.lake, group, given, WHOLE_RECORDS)
-            yield ChangeBatch(self.name, rows, given, position, is_protected=True)
+            declared = None if files is None else files.declared(parts)
+            yield ChangeBatch(
+                self.name, rows, given, position, is_protected=True, declared=declared
+            )

@@ -14,6 +14,7 @@ import pyarrow as pa
 import structlog
 
 from chronolake.change_set import DELETED_AT, MODIFIED, PROVIDES_DATA, PURGED_AT, RESERVED, SEQUENCE
+from chronolake.config import FileFormat
 from chronolake.errors import SourceError
 from chronolake.formatting import format_count
 from chronolake.source.files.file_list import fingerprint
@@ -23,6 +24,7 @@ from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
     CheckResult,
+    DeclaredColumns,
     Level,
     StreamDescriptor,
     StreamFailure,
@@ -249,7 +251,11 @@ class RecordFiles:
         # A row without a time of its own has the time of its file, also if only others changed.
         is_undated = config.modified is None and not self._template.formats
         may_repeat = is_changed and is_undated and config.key is not None
-        return ChangeBatch(name, versions, data, position, may_repeat=may_repeat)
+        # Each line of JSON has its own fields, but other files have columns.
+        names = None
+        if reader.format is not FileFormat.JSON_LINES:
+            names = DeclaredColumns(frozenset(column.name for column in data))
+        return ChangeBatch(name, versions, data, position, may_repeat=may_repeat, declared=names)
 
     def _micros(self, columns: Mapping[str, Column]) -> str:
         """Return SQL for the time of a row in microseconds since 1970."""

@@ -63,10 +63,12 @@ class Declared:
     Attributes:
         stream: the stream's name.
         types: the types, by field.
+        fields: all fields that the source has from now on; None: those declared before, and these.
     """
 
     stream: str
     types: Mapping[str, ColumnType]
+    fields: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class Part:
         is_undated: whether a record lacks a modification time that it should have.
         facts: the technical columns (`chronolake.change_set`) after the data columns; the same for
             all files that are read together.
+        filled: the data columns that have values.
     """
 
     file: Path
@@ -80,6 +81,7 @@ class Part:
     earliest: int | None = None
     is_undated: bool = False
     facts: tuple[str, ...] = WHOLE_RECORDS
+    filled: frozenset[str] = frozenset()
 
     @property
     def is_whole(self) -> bool:
@@ -106,6 +108,7 @@ class PartWriter:
         self._rows = 0
         self._times: list[int | None] = []
         self._is_undated = False
+        self._filled: set[str] = set()
 
     def add(
         self,
@@ -141,6 +144,11 @@ class PartWriter:
         self._rows += rows
         self._times.append(earliest)
         self._is_undated = self._is_undated or is_undated
+        self._filled.update(
+            column.name
+            for column, array in zip(columns, arrays, strict=True)
+            if column.name not in self._filled and array.null_count < rows
+        )
 
     def _end(self) -> None:
         if self._writer is not None:
@@ -157,9 +165,11 @@ class PartWriter:
                     earliest,
                     self._is_undated,
                     self._facts,
+                    frozenset(self._filled),
                 )
             )
             self._writer, self._rows, self._times, self._is_undated = None, 0, [], False
+            self._filled.clear()
 
     def close(self) -> list[Part]:
         """Close the current file and return all files."""
@@ -169,6 +179,11 @@ class PartWriter:
     def discard(self) -> None:
         """Delete all files of the slice."""
         discard(self.close())
+
+
+def filled_in(parts: Iterable[Part]) -> frozenset[str]:
+    """Return the data columns that have values in files."""
+    return frozenset(name for part in parts for name in part.filled)
 
 
 def discard(parts: Iterable[Part]) -> None:
@@ -345,6 +360,7 @@ def _part_as_json(part: Part) -> dict[str, Any]:
         "earliest": part.earliest,
         "is_undated": part.is_undated,
         "facts": part.facts,
+        "filled": sorted(part.filled),
         "columns": [
             [
                 column.name,
@@ -372,4 +388,5 @@ def _part_from(folder: Path, stored: Mapping[str, Any]) -> Part:
         stored.get("earliest"),
         stored.get("is_undated", False),
         tuple(stored.get("facts", WHOLE_RECORDS)),
+        frozenset(stored.get("filled", (column.name for column in columns))),
     )

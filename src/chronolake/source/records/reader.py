@@ -44,6 +44,7 @@ from chronolake.source.protocol import (
     COMPARED,
     CaptureMethod,
     ChangeBatch,
+    DeclaredColumns,
     ReadProgress,
     Reconciliation,
     SharedOffset,
@@ -67,6 +68,7 @@ from chronolake.source.records.pending_files import (
     PartWriter,
     PendingFiles,
     discard,
+    filled_in,
     read_files,
 )
 from chronolake.source.records.schema import Shape
@@ -122,6 +124,7 @@ class RecordStream:
             records.
         identity: its key.
         declared: the declared types of its fields.
+        fields: further declared fields, also such without a type.
         changed_at: the field with the time of a record's last change, or None.
         deleted_by: the field that is set in deleted records, or None.
         folder: where its record versions land.
@@ -146,6 +149,7 @@ class RecordStream:
     default_table: str | None = None
     is_resumable: bool = False
     reads_all_without_state: bool = False
+    fields: frozenset[str] = frozenset()
 
     @property
     def is_snapshot(self) -> bool:
@@ -300,6 +304,7 @@ class _Pending:
         if kept is not None:
             types |= kept.types
         self.shape = Shape({**typed, **types}, frozenset(stream.declared), stream=stream.name)
+        self._fields = stream.fields | stream.declared.keys()
         #: Whether changes that were read without a state are all records, and missing ones deleted.
         self.is_reconciled = full_refresh and stream.reads_all_without_state
         self.is_snapshot = stream.is_snapshot or self.is_reconciled
@@ -380,8 +385,9 @@ class _Pending:
                 self._add(rows, omits=omits)
             case Deletions(_, keys) if keys:
                 self._delete(keys)
-            case Declared(_, types):
+            case Declared(_, types, fields):
                 self.shape.declare(self.stream.identity.add_key_column(types))
+                self._fields = self._fields | types.keys() if fields is None else fields
             case Progress(state=state):
                 self._state, self._has_state = state, True
                 if self.kept is not None:
@@ -400,6 +406,7 @@ class _Pending:
     def _add(self, records: Sequence[dict[str, Any]] | pa.RecordBatch, *, omits: bool) -> None:
         identity = self.stream.identity
         if isinstance(records, pa.RecordBatch):
+            self._fields |= {*records.schema.names}
             columns, arrays = self.shape.cells_of(
                 identity.add_keys_to_batch(records), identity.columns
             )
@@ -528,7 +535,9 @@ class _Pending:
         if not any(column.primary_key for column in columns):
             return ChangeBatch(self.stream.name, None, (), position)
         if not parts:
-            return ChangeBatch(self.stream.name, None, columns, position)
+            return ChangeBatch(
+                self.stream.name, None, columns, position, declared=self._declared(parts)
+            )
         is_log = self.stream.capture_method is CaptureMethod.EVERY_CHANGE
         may_repeat = self._has_landed and not self._omits
         is_undated = (self._is_undated and not is_log) or self._is_resumed
@@ -540,6 +549,7 @@ class _Pending:
             may_repeat=may_repeat,
             is_undated=is_undated and not self._omits,
             is_protected=True,
+            declared=self._declared(parts),
         )
 
     def snapshot(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Snapshot:
@@ -558,6 +568,7 @@ class _Pending:
             exists=PROVIDES_DATA,
             may_be_empty=bool(parts) or self.stream.may_become_empty,
             is_protected=True,
+            declared=self._declared(parts),
         )
 
     def reconciliation(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Reconciliation:
@@ -583,7 +594,12 @@ class _Pending:
             is_dated=is_dated,
             may_be_empty=self.stream.may_become_empty,
             is_protected=True,
+            declared=self._declared(parts),
         )
+
+    def _declared(self, parts: Sequence[Part]) -> DeclaredColumns:
+        """Return what the source declares, and what files contain."""
+        return DeclaredColumns(self._fields, filled_in(parts))
 
     @property
     def columns(self) -> list[Column]:

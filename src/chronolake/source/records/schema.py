@@ -89,6 +89,12 @@ def declared_columns(schema: Mapping[str, Any]) -> dict[str, ColumnType]:
     return found
 
 
+def declared_fields(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields that a JSON schema declares, with or without a type."""
+    properties = schema.get("properties")
+    return frozenset(map(str, properties)) if isinstance(properties, dict) else frozenset()
+
+
 def _declared_type(schema: Mapping[str, Any]) -> Kind | None:
     types = set(allowed_types(schema))
     kinds = {_DECLARED[type_] for type_ in types if type_ in _DECLARED}
