@@ -80,3 +80,19 @@ def test_old_rows_have_the_current_columns(lake: Lake) -> None:
     until = lake.catalog.load(name).snapshot_id
     found = _difference(lake, name, since, until, ["id", "more"])
     assert found == [(changes.UPDATE, 2, 1)]
+
+
+def test_a_zero_that_gets_another_sign_differs(lake: Lake) -> None:
+    states = [
+        lake.spark.sql(f"SELECT * FROM VALUES {rows} AS t(id, many, few)")
+        for rows in (
+            "(1, 0D, 0F), (2, 0D, 0F), (3, 0D, 0F), (4, 1D, -1F), (5, NULL, 0F)",
+            "(1, -0D, 0F), (2, 0D, -0F), (3, 0D, 0F), (4, 1D, -1F), (5, NULL, 0F)",
+        )
+    ]
+    found = changes.compare(*states, ["id", "many", "few"], ["id"])
+    assert found is not None
+    assert sorted(str(tuple(row)) for row in found.collect()) == [
+        "('U', 1, -0.0, 0.0)",
+        "('U', 2, 0.0, -0.0)",
+    ]

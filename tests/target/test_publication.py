@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chronolake import core
+from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.target.publication import Outcome
+from chronolake.types import Column, ColumnType, Kind, TableName
 from support.target.targets import (
     HISTORY,
     LIVE,
@@ -54,3 +56,30 @@ def test_compaction_alone_changes_no_row(target: Target) -> None:
     changed = target.publish(LIVE)
     assert (changed.outcome, changed.rows) == (Outcome.CHANGED, {})
     target.expect_equal(LIVE)
+
+
+@pytest.mark.long
+def test_zeros_keep_their_signs(target: Target) -> None:
+    """Databases and Spark take 0 and -0 as equal, but a program that reads them may not."""
+    name = TableName("sales", "zeros")
+    columns = [
+        Column("id", ColumnType(Kind.LONG), primary_key=True),
+        Column("number", ColumnType(Kind.DOUBLE)),
+        Column("_fivetran_synced", ColumnType(Kind.UTC_DATETIME)),
+    ]
+    core.create(target.lake, name, columns)
+
+    def put(*rows: str) -> None:
+        found = target.lake.spark.sql(
+            f"SELECT {int(Op.REPLACE)} AS {OP}, id AS {SEQ}, CAST(null AS array<bigint>) AS "
+            f"{UNMODIFIED}, id, number, timestamp '2026-01-01' AS _fivetran_synced "
+            f"FROM VALUES {', '.join(rows)} AS t(id, number)"
+        )
+        core.write_batch(target.lake, name, found, columns=columns, batch=rows[0])
+
+    put("(1L, 0D)", "(2L, -0D)", "(3L, 0D)")
+    target.publish(name)
+    target.expect_equal(name)
+    put("(1L, -0D)", "(2L, 0D)")
+    assert target.publish(name).rows == {"U": 2}
+    target.expect_equal(name)

@@ -18,7 +18,7 @@ from chronolake.types import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
     from chronolake.iceberg import IcebergTable
 
@@ -36,6 +36,8 @@ _ROW_ID: Final = "_row_id"
 _NUMBERED_ROWS: Final = 3
 #: The largest number of rows whose numbers each task gets.
 _BROADCAST_ROWS: Final = 2_000_000
+
+_FLOATS: Final = {"float", "double"}
 
 #: Java's scan tasks by the data file and its delete files.
 _Tasks: TypeAlias = "dict[tuple[str, frozenset[tuple[str, str]]], Any]"
@@ -161,11 +163,20 @@ def compare(
     ]
     joined = sides[0].join(sides[1], keys, "full_outer")
     differs = ~F.col(_OLD).eqNullSafe(F.col(_NEW))
+    for name in (field.name for field in old.schema if field.dataType.typeName() in _FLOATS):
+        differs = differs | _have_other_signs(name)
     kind = F.when(F.col(_OLD).isNull(), INSERT).when(F.col(_NEW).isNull(), DELETE).otherwise(UPDATE)
     row = F.coalesce(F.col(_NEW), F.col(_OLD))
     return joined.where(differs).select(
         kind.alias(OPERATION), *(row.getField(name).alias(name) for name in columns)
     )
+
+
+def _have_other_signs(name: str) -> Column:
+    """Return whether a column has been 0 and is -0, or the reverse, which are equal in SQL."""
+    before, now = (F.col(side).getField(name) for side in (_OLD, _NEW))
+    texts = before.cast("string") != now.cast("string")
+    return F.coalesce((before == 0) & (now == 0) & texts, F.lit(False))
 
 
 def _plan(table: IcebergTable, snapshot_id: int | None) -> _Tasks:
