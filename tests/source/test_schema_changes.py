@@ -306,6 +306,106 @@ def test_renamed_and_excluded_columns_that_are_no_longer_declared(tmp_path: Path
 
 
 @pytest.mark.long
+def test_masked_columns_have_values(tmp_path: Path) -> None:
+    shop = _Declaring(tmp_path, "incremental")
+    rules = {"columns": {"mask": ["extra", "other"]}, "schema_changes": "freeze"}
+    row = {"id": 1, "note": "a", "extra": 1}
+    assert shop.run("extra", row=row, **rules).error is None
+    assert shop.run(row=row, **rules).error is None
+    assert "added other" in (shop.run(row={**row, "other": 1}, **rules).error or "")
+    assert "other" not in shop.shop.rows()[0]
+
+
+@pytest.mark.long
+def test_the_hashed_key_of_a_stream_without_records_is_not_added(tmp_path: Path) -> None:
+    shop = connectors.Shop(tmp_path)
+    offered = connectors.stream("orders", cursor="id")
+    del offered["source_defined_primary_key"]
+    for record in ("", "record('orders', id=1, note='a')\n"):
+        shop.airbyte([offered], f"{record}stream_state('orders', {{'at': 1}})")
+        (stream,) = shop.run().streams
+        assert (stream.error, _changes(stream)) == (None, [])
+
+
+class _Polled:
+    """A pipeline of a Python function whose records land one by one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setattr("chronolake.source.records.reader._BATCH_BYTES", 1)
+        self.shop = Functions(folder)
+
+    def run(self, *items: str, policy: str = "evolve", then: str = "") -> StreamRun:
+        """Sync records, or Arrow tables, that the function yields; `then` is its last line."""
+        self.shop.settings = f"schema_changes: {policy}\n"
+        lines = [f"yield {item}" for item in items] + ([then] if then else [])
+        body = "\n".join(f"    {line}" for line in lines)
+        self.shop.write(
+            "import pyarrow as pa\n\n"
+            f"@chronolake.stream(key='id', capture='polling')\ndef orders():\n{body}\n"
+        )
+        (stream,) = self.shop.run().streams
+        return stream
+
+
+@pytest.mark.long
+def test_fields_of_a_first_load_that_failed_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = _Polled(tmp_path, monkeypatch)
+    assert shop.run("{'id': 1, 'late': 5}", then="raise ValueError").error is not None
+    assert shop.run("{'id': 3}").error is None
+    assert shop.run("{'id': 4, 'late': 1}", policy="freeze").error is None
+
+
+@pytest.mark.long
+def test_a_discarded_field_is_not_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = _Polled(tmp_path, monkeypatch)
+    assert shop.run("{'id': 1}").error is None
+    assert _changes(shop.run("{'id': 2, 'x': 1}", policy="discard")) == []
+    shop.run("{'id': 3}", policy="freeze")
+    assert "x" not in shop.shop.rows()[0]
+    assert _changes(shop.run("{'id': 4, 'x': 2}")) == ["added x"]
+
+
+@pytest.mark.long
+def test_the_batches_of_a_run_may_have_different_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = _Polled(tmp_path, monkeypatch)
+
+    def tables(number: int) -> list[str]:
+        return [f"pa.table({{'id': [{number}], '{name}': [{number}]}})" for name in "ab"]
+
+    assert shop.run(*tables(1)).error is None
+    for number in (2, 3):
+        found = shop.run(*tables(number), policy="freeze")
+        assert (found.error, _changes(found)) == (None, [])
+    assert "removed a" in (shop.run(tables(4)[1], policy="freeze").error or "")
+    assert _changes(shop.run(*reversed(tables(5)), policy="freeze")) == []
+
+
+@pytest.mark.long
+def test_a_change_that_has_not_landed_is_reported_when_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = _Polled(tmp_path, monkeypatch)
+    assert shop.run("pa.table({'id': [1], 'a': [1]})").error is None
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("chronolake.pipeline.landing.land", fail)
+        failed = shop.run("pa.table({'id': [2], 'b': [1]})")
+    assert (failed.error is None, _changes(failed)) == (False, [])
+    found = shop.run("pa.table({'id': [2], 'b': [1]})")
+    assert _changes(found) == ["added b", "removed a"]
+
+
+@pytest.mark.long
 def test_columns_of_arrow_tables_that_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,7 +455,11 @@ def _json(rows: dict[str, list[Any]], file: Path) -> None:
     ],
 )
 def test_columns_that_new_files_lack(
-    tmp_path: Path, ending: str, write: Callable[..., None], removed: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+    write: Callable[..., None],
+    removed: list[str],
 ) -> None:
     (tmp_path / "exports").mkdir()
 
@@ -377,6 +481,12 @@ def test_columns_that_new_files_lack(
     assert (frozen.error is not None) == bool(removed)
     assert _changes(run(4, id=[5], b=["z"])) == removed
     assert _changes(run(5, id=[6], b=["z"])) == []
+    # The files of one run may have different columns, also if they land one by one.
+    monkeypatch.setattr("chronolake.source.files.records._MOST_FILES", 1)
+    write({"id": [7], "b": ["z"], "c": ["z"]}, tmp_path / "exports" / f"orders-6.{ending}")
+    assert _changes(run(7, id=[8], b=["z"])) == ["added c"]
+    write({"id": [9], "b": ["z"]}, tmp_path / "exports" / f"orders-8.{ending}")
+    assert run(9, "freeze", id=[10], b=["z"], c=["z"]).error is None
 
 
 @pytest.mark.long
@@ -395,6 +505,8 @@ def test_columns_that_a_manifest_no_longer_declares(
         assert _changes(run(2)) == [], "a record may lack a field"
         properties = dict(apishop._SCHEMA["properties"])
         monkeypatch.setitem(apishop._SCHEMA, "properties", properties)
+        properties["state"] = {}
+        assert _changes(run(2)) == [], "it is declared, without a type"
         del properties["state"]
         assert _changes(run(3, state="b")) == [], "it still has values"
         assert _changes(run(4)) == [], "the last record is read again"

@@ -171,7 +171,8 @@ def test_a_data_lake_is_synced_by_executors_without_a_shared_folder(
     there.run("sync", "crm")
 
     lake.expect(there)
-    assert all(workers.executors(name) for name in _WORKERS)
+    # One executor may have done all of it before the other one had started.
+    wait_until(lambda: all(map(workers.executors, _WORKERS)), "a worker has no executor")
 
 
 def _run(address: str, *statements: str) -> None:

@@ -110,6 +110,7 @@ def test_columns_are_removed_when_they_are_neither_declared_nor_filled(
                         "orders", None, list(columns.values()), {}, declared=declared
                     )
                     watch.accept(given_batch)
+                    assert not reported, "it has not landed"
                     watch.store(lease.token)
                     found = {f"{change.kind} {change.column}" for change in reported}
                     assert found == _expected(batches, len(runs[0]), number)

@@ -133,26 +133,22 @@ class ColumnNames:
         if not new_names:
             return batch
         columns = _rename_columns(batch.columns, new_names)
+        if isinstance(batch, Reconciliation):
+            read = _rename_frame(batch.versions, new_names)
+            return replace(batch, versions=read, columns=columns)
         if isinstance(batch, CopyBatch):
             copies = None if batch.rows is None else _rename_frame(batch.rows, new_names)
             return replace(batch, rows=copies, columns=columns)
-        declared = None if batch.declared is None else batch.declared.renamed(new_names)
-        if isinstance(batch, Reconciliation):
-            read = _rename_frame(batch.versions, new_names)
-            return replace(batch, versions=read, columns=columns, declared=declared)
         numbers = None if batch.numbers is None else _rename_keys(batch.numbers, new_names)
         if isinstance(batch, ChangeBatch):
             versions = None if batch.versions is None else _rename_rows(batch.versions, new_names)
-            return replace(
-                batch, versions=versions, columns=columns, numbers=numbers, declared=declared
-            )
+            return replace(batch, versions=versions, columns=columns, numbers=numbers)
         return replace(
             batch,
             rows=_rename_rows(batch.rows, new_names),
             columns=columns,
             numbers=numbers,
             texts=_rename_keys(batch.texts, new_names),
-            declared=declared,
         )
 
 

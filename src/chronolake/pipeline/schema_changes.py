@@ -23,7 +23,7 @@ from chronolake.errors import SourceError
 from chronolake.frames import select
 from chronolake.landing import wider
 from chronolake.pipeline.runs import ChangeKind
-from chronolake.source.protocol import ChangeBatch, CopyBatch, Reconciliation
+from chronolake.source.protocol import ChangeBatch, CopyBatch, DeclaredColumns, Reconciliation
 from chronolake.types import ColumnType, quote
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from chronolake.lake import Lake
     from chronolake.pipeline.store import Store
     from chronolake.pipeline.streams import Stream
-    from chronolake.source.protocol import DeclaredColumns, Landable
+    from chronolake.source.protocol import Landable
     from chronolake.types import Column
 
     Columns = Mapping[str, ColumnType]
@@ -142,6 +142,8 @@ class ColumnWatch:
         self._report = report
         self._known: dict[str, ColumnType] | None = None
         self._declared: frozenset[str] = frozenset()
+        self._removed: frozenset[str] = frozenset()
+        self._changes: list[ColumnChange] = []
         self._is_loaded = False
         self._is_changed = False
         self._is_first_load = False
@@ -150,26 +152,30 @@ class ColumnWatch:
         """Return a batch with the columns that are stored.
 
         Args:
-            batch: the batch with the lake's column names.
+            batch: the batch with the lake's column names, except in what its source declares.
 
         Raises:
             SourceError: the columns have changed, and the schema is frozen.
         """
-        if not batch.columns:
+        declared = self._declared_in(batch)
+        if not (batch.columns or declared.names):
             return batch
         self._load()
-        names = None if self._known is not None else self._names_in_table()
-        removed = self._removed_in(batch)
-        columns = self._present_in(batch)
-        if self._is_first_load or (self._known is None and names is None):
-            self._remember(batch)
+        if self._known is None and not batch.columns:
             return batch
-        if names is not None:
-            # The columns of the table may have been removed long ago, or have wider types.
-            types = {column.name: column.type for column in columns if column.name in names}
-            changes = compare_columns(types, columns)
-        else:
-            changes = compare_columns(self._known or {}, columns, removed=removed)
+        names = None if self._known is not None else self._names_in_table()
+        missing = self._missing_in(batch, declared)
+        if self._is_first_load or (self._known is None and names is None):
+            self._remember(batch.columns, declared, missing, removed=self._removed)
+            return batch
+        returned = {name for name in self._removed if name in declared}
+        # The columns of the table may have been removed long ago, or have wider types.
+        before = (
+            {name: kind for name, kind in (self._known or {}).items() if name not in returned}
+            if names is None
+            else {column.name: column.type for column in batch.columns if column.name in names}
+        )
+        changes = compare_columns(before, batch.columns, removed=missing)
         raise_if_frozen(self._stream, changes)
         if self._stream.schema_changes is SchemaChanges.DISCARD:
             known = {*(self._known or ()), *(self._names_in_table() or ())}
@@ -180,9 +186,9 @@ class ColumnWatch:
             }
             batch = _without_columns(batch, new) if new else batch
             changes = [change for change in changes if change.column not in new]
-        self._remember(batch, removed)
-        if changes:
-            self._report(changes)
+        removed = (self._removed - returned) | missing
+        self._remember(batch.columns, declared, missing, removed=removed)
+        self._changes += changes
         return batch
 
     def _load(self) -> None:
@@ -190,7 +196,7 @@ class ColumnWatch:
             self._is_loaded = True
             stored = self._store.columns(self._stream.pipeline, self._stream.name)
             if stored is not None:
-                types, self._declared = stored
+                types, self._declared, self._removed = stored
                 self._known = {name: ColumnType.parse(kind) for name, kind in types.items()}
             self._is_first_load = stored is None and not self._has_all_columns
 
@@ -198,61 +204,72 @@ class ColumnWatch:
     def _has_all_columns(self) -> bool:
         return self._stream.descriptor.has_all_columns
 
-    def _removed_in(self, batch: Landable) -> set[str]:
+    def _declared_in(self, batch: Landable) -> DeclaredColumns:
+        """Return what the source declares, with the lake's names."""
+        if isinstance(batch, CopyBatch):
+            return DeclaredColumns()
+        return batch.declared.renamed(dict(self._stream.names.pairs))
+
+    def _missing_in(self, batch: Landable, declared: DeclaredColumns) -> set[str]:
         """Return the known columns that the source has no more; excluded ones do not count."""
-        declared = _declared_in(batch)
         if self._has_all_columns:
             present = {column.name for column in batch.columns}
             missing = [name for name in self._known or () if name not in present]
-        elif declared is not None and declared.names:
+        elif declared.names:
             missing = [name for name in self._declared if name not in declared]
         else:
             return set()
         rules = self._stream.rules.renamed(dict(self._stream.names.pairs))
         return {name for name in missing if not rules.is_excluded(name)}
 
-    def _present_in(self, batch: Landable) -> list[Column]:
-        """Return the columns that the source has; others are only those of earlier batches."""
-        declared, known = _declared_in(batch), self._known or {}
-        return [
-            column
-            for column in batch.columns
-            if declared is None
-            or column.name in declared
-            or (column.name in known and column.name not in self._declared)
-        ]
-
     def _names_in_table(self) -> set[str] | None:
         table = self._lake.catalog.find(self._stream.table)
         return None if table is None else {*describe_loaded(table).by_name}
 
-    def _remember(self, batch: Landable, removed: Collection[str] = ()) -> None:
+    def _remember(
+        self,
+        columns: Sequence[Column],
+        declared: DeclaredColumns,
+        missing: Collection[str],
+        *,
+        removed: frozenset[str],
+    ) -> None:
         before = self._known or {}
         now = {
             column.name: wider(before.get(column.name, column.type), column.type)
-            for column in self._present_in(batch)
+            for column in columns
         }
-        if not self._has_all_columns:
-            now = {name: kind for name, kind in before.items() if name not in removed} | now
-        declared = self._declared
-        if (found := _declared_in(batch)) is not None:
-            # A column with values remains until it has none.
-            declared = (declared - self._removed_in(batch)) | (found.names & now.keys())
-        self._is_changed = self._is_changed or (now, declared) != (self._known, self._declared)
-        self._known, self._declared = now, declared
+        names = self._declared
+        if self._has_all_columns:
+            removed = frozenset()
+        else:
+            now = before | now
+            names = (names - {*missing}) | (declared.names & now.keys())
+        found = now, names, removed
+        self._is_changed |= found != (self._known, self._declared, self._removed)
+        self._known, self._declared, self._removed = found
 
     def store(self, token: int) -> None:
-        """Store the columns of batches that have landed; those of a first load at its end.
+        """Store the columns of batches that have landed, and report their changes.
+
+        Those of a first load are stored at its end.
 
         Args:
             token: the token of the lease under which they landed.
         """
         if self._is_first_load:
             return
+        if self._changes:
+            changes, self._changes = self._changes, []
+            self._report(changes)
         if self._is_changed and self._known is not None:
-            types = {name: str(kind) for name, kind in self._known.items()}
             self._store.put_columns(
-                self._stream.pipeline, self._stream.name, types, self._declared, token=token
+                self._stream.pipeline,
+                self._stream.name,
+                {name: str(kind) for name, kind in self._known.items()},
+                declared=self._declared,
+                removed=self._removed,
+                token=token,
             )
             self._is_changed = False
 
@@ -264,10 +281,6 @@ class ColumnWatch:
         """
         self._is_first_load = False
         self.store(token)
-
-
-def _declared_in(batch: Landable) -> DeclaredColumns | None:
-    return None if isinstance(batch, CopyBatch) else batch.declared
 
 
 def _without_columns(batch: Landable, names: set[str]) -> Landable:

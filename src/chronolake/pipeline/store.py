@@ -132,8 +132,8 @@ CHECKPOINTS: Final = sql.Table(
     sql.Column("position", sql.Text, nullable=False),
     sql.Column("stored", sql.String, nullable=False),
 )
-#: The columns of streams that have landed, with their types, as a JSON object; and as an array, the
-#: names of those that the source declares.
+#: The columns of streams that have landed, with their types, as a JSON object; and as arrays, the
+#: names of those that the source declares, and of those that it has declared and no longer does.
 COLUMNS: Final = sql.Table(
     "chronolake_stream_columns",
     _metadata,
@@ -141,6 +141,7 @@ COLUMNS: Final = sql.Table(
     sql.Column("stream", sql.String, primary_key=True),
     sql.Column("columns", sql.Text, nullable=False),
     sql.Column("declared", sql.Text),
+    sql.Column("removed", sql.Text),
 )
 #: Tokens of sources that change with each use. They are never shown.
 TOKENS: Final = sql.Table(
@@ -394,27 +395,34 @@ class Store:
                     CHECKPOINTS.insert().values(pipeline=pipeline, stream=stream, **values)
                 )
 
-    def columns(self, pipeline: str, stream: str) -> tuple[dict[str, str], frozenset[str]] | None:
-        """Return the types of a stream's columns that have landed, and the declared ones' names.
+    def columns(
+        self, pipeline: str, stream: str
+    ) -> tuple[dict[str, str], frozenset[str], frozenset[str]] | None:
+        """Return the columns of a stream that have landed.
 
         Returns:
-            None if no columns are stored.
+            Their types, the names of those that the source declares, and of those that it has
+            declared and no longer does; None if no columns are stored.
         """
-        query = sql.select(COLUMNS.c.columns, COLUMNS.c.declared)
+        query = sql.select(COLUMNS.c.columns, COLUMNS.c.declared, COLUMNS.c.removed)
         with self.transaction() as connection:
             row = connection.execute(query.where(_is_of(COLUMNS, pipeline, stream))).one_or_none()
         if row is None:
             return None
         # An earlier version may have written the row.
-        return dict(orjson.loads(row.columns)), frozenset(orjson.loads(row.declared or "[]"))
+        declared, removed = (
+            frozenset(orjson.loads(names or "[]")) for names in (row.declared, row.removed)
+        )
+        return dict(orjson.loads(row.columns)), declared, removed
 
     def put_columns(
         self,
         pipeline: str,
         stream: str,
         types: Mapping[str, str],
-        declared: Collection[str],
         *,
+        declared: Collection[str],
+        removed: Collection[str],
         token: int,
     ) -> None:
         """Store the columns of a stream.
@@ -423,6 +431,7 @@ class Store:
             stream: its stream.
             types: the types of the columns by name.
             declared: those of them that the source declares.
+            removed: those that it has declared and no longer does.
             token: token of the lease under which their data landed.
 
         Raises:
@@ -431,6 +440,7 @@ class Store:
         values = {
             "columns": orjson.dumps(dict(types)).decode(),
             "declared": orjson.dumps(sorted(declared)).decode(),
+            "removed": orjson.dumps(sorted(removed)).decode(),
         }
         with self.transaction() as connection:
             _expect_holder(connection, pipeline, token)

@@ -152,14 +152,16 @@ class DeclaredColumns:
     """What a source declares, if the columns of its batches include what earlier batches had.
 
     A column that was declared before, and is neither declared nor filled now, was removed. Whether
-    other columns were removed is not known: a record may lack a field.
+    other columns were removed is not known: a record may lack a field. Names are those of the
+    source, also of columns that are not stored.
 
     Attributes:
-        names: the columns that the source declares; empty: it declares none, and none was removed.
-        filled: the columns in which records of the batch have values, declared or not.
+        names: the columns that the source declares. Empty: it declares none, or may declare more in
+            a later batch of the run; then none was removed.
+        filled: the columns in which records have values, declared or not.
     """
 
-    names: frozenset[str]
+    names: frozenset[str] = frozenset()
     filled: frozenset[str] = frozenset()
 
     def __contains__(self, name: object) -> bool:
@@ -182,7 +184,8 @@ class ChangeBatch:
         versions: record versions (`chronolake.change_set`) in the form that `landing` accepts;
             None for no versions; the columns are recorded if there are any. A version that is
             read twice has the same key, time and values, and the same order of sequences.
-        columns: the stream's data columns as the source declares them, including the key.
+        columns: the stream's data columns as the source declares them, including the key; empty if
+            there are no versions, and the columns of earlier batches remain.
         position: the stream's offset after these versions.
         numbers: column numbers by column name; they identify columns across renames. A column
             without a number is identified by its name; None: all of them are.
@@ -194,7 +197,7 @@ class ChangeBatch:
             (`change_set.FOLLOWS`).
         is_protected: whether the source has applied the column rules (`landing.ColumnRules`), as
             it must before it stores anything in a file.
-        declared: what the source declares; None: not known, or `columns` are all it has
+        declared: what the source declares, unless `columns` are all it has
             (`StreamDescriptor.has_all_columns`).
     """
 
@@ -208,7 +211,7 @@ class ChangeBatch:
     is_undated: bool = False
     has_followers: bool = False
     is_protected: bool = False
-    declared: DeclaredColumns | None = None
+    declared: DeclaredColumns = DeclaredColumns()
 
 
 @dataclass(frozen=True)
@@ -255,7 +258,7 @@ class Snapshot:
     may_be_empty: bool = True
     texts: Mapping[str, str] = field(default_factory=dict)
     is_protected: bool = False
-    declared: DeclaredColumns | None = None
+    declared: DeclaredColumns = DeclaredColumns()
     again: Callable[[], Snapshot] | None = None
 
 
@@ -392,7 +395,7 @@ class Reconciliation:
     may_be_empty: bool = False
     again: Callable[[], Reconciliation] | None = None
     is_protected: bool = False
-    declared: DeclaredColumns | None = None
+    declared: DeclaredColumns = DeclaredColumns()
 
 
 #: What can land.

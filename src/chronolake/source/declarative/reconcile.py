@@ -26,8 +26,8 @@ from chronolake.source.declarative.models.streams import DatetimeBasedCursor
 from chronolake.source.declarative.parent_streams import select_stream
 from chronolake.source.declarative.stream_reader import StreamReader
 from chronolake.source.declarative.templating.times import micros_of
-from chronolake.source.protocol import COMPARED, ChangeBatch, Reconciliation
-from chronolake.source.records.pending_files import WHOLE_RECORDS, read_files
+from chronolake.source.protocol import COMPARED, ChangeBatch, DeclaredColumns, Reconciliation
+from chronolake.source.records.pending_files import WHOLE_RECORDS, filled_in, read_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +108,9 @@ class CompleteRead:
                 is_dated=self._time_cursor() is not None,
                 may_be_empty=may_be_empty,
                 is_protected=True,
-                declared=self.run.files.declared(self.waiting.parts),
+                declared=DeclaredColumns(
+                    self.run.files.shape.fields, filled_in(self.waiting.parts)
+                ),
             )
 
         def again() -> Reconciliation:

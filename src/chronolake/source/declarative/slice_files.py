@@ -9,12 +9,11 @@ import pyarrow as pa
 
 from chronolake.change_set import MODIFIED, SEQUENCE
 from chronolake.errors import SourceError
-from chronolake.source.protocol import DeclaredColumns
-from chronolake.source.records.pending_files import PartWriter, filled_in
+from chronolake.source.records.pending_files import PartWriter, filled_columns
 from chronolake.types import now_micros
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from chronolake.source.declarative.records.transformations import Record
@@ -74,10 +73,6 @@ class SliceFiles:
         """Return the stored columns so far, including the key."""
         return self.identity.rules.columns(self.shape.columns(self.identity.columns))
 
-    def declared(self, parts: Iterable[Part]) -> DeclaredColumns:
-        """Return what the stream's schema declares, and what files contain."""
-        return DeclaredColumns(self.shape.declared, filled_in(parts))
-
     def read(self, stream_slice: Slice) -> SliceResult:
         """Read a slice into its own files.
 
@@ -99,9 +94,9 @@ class SliceFiles:
     def _write(self, writer: PartWriter, stream_slice: Slice, records: list[Record]) -> None:
         # All readers of a stream use the same clock, because the later response wins.
         now = now_micros() + self.ahead_micros
-        columns, arrays = self.identity.rules.protect_columns(
-            *self.shape.cells(self.identity.add_keys(records), self.identity.columns)
-        )
+        columns, arrays = self.shape.cells(self.identity.add_keys(records), self.identity.columns)
+        filled = filled_columns(columns, arrays)
+        columns, arrays = self.identity.rules.protect_columns(columns, arrays)
         facts = {
             MODIFIED: pa.array(
                 [now if at is None else at for at in stream_slice.times], pa.int64()
@@ -111,4 +106,11 @@ class SliceFiles:
         }
         known = [at for at in stream_slice.times if at is not None]
         earliest = min(known) if len(known) == len(records) else None
-        writer.add(columns, arrays, facts, earliest=earliest, is_undated=stream_slice.is_undated)
+        writer.add(
+            columns,
+            arrays,
+            facts,
+            filled=filled,
+            earliest=earliest,
+            is_undated=stream_slice.is_undated,
+        )

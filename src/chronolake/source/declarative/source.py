@@ -39,6 +39,7 @@ from chronolake.source.protocol import (
     CaptureMethod,
     ChangeBatch,
     CheckResult,
+    DeclaredColumns,
     DescribedStream,
     ReadProgress,
     Reconciliation,
@@ -51,6 +52,7 @@ from chronolake.source.protocol import (
 from chronolake.source.records.pending_files import (
     WHOLE_RECORDS,
     PendingFiles,
+    filled_in,
     group_by_columns,
     read_files,
 )
@@ -245,7 +247,7 @@ class DeclarativeApi:
         for place_after in run.read_with_progress(self._workers(api)):
             yield ReadProgress(name, run.rows)
             if place_after is not None:
-                yield from landing.batches(position, position, files)
+                yield from landing.batches(position, position, files.columns(), run.declared())
                 waiting.acknowledge()
         if run.failure is not None:
             yield StreamFailure(name, run.failure)
@@ -346,7 +348,8 @@ class DeclarativeApi:
             return
         repeats = Repeats(may_be=not is_first, until=run.reader.known_until)
         landing = _PendingRecords(lake, name, run.waiting, repeats)
-        if not (yield from self._read(landing, run, workers, stored or {})):
+        read = self._read(landing, run, workers, stored or {}, is_compared=is_compared)
+        if not (yield from read):
             return
         if run.failure is not None:
             yield StreamFailure(name, run.failure)
@@ -360,14 +363,24 @@ class DeclarativeApi:
                 whole.discard()
 
     def _read(
-        self, landing: _PendingRecords, run: Run, workers: int, before: Offset
+        self,
+        landing: _PendingRecords,
+        run: Run,
+        workers: int,
+        before: Offset,
+        *,
+        is_compared: bool,
     ) -> Generator[ChangeBatch | ReadProgress, None, bool]:
         """Yield a stream's records until a batch is not landed; return whether all have landed."""
         for after in run.read_with_progress(workers):
             yield ReadProgress(landing.name, run.rows)
             if after is None:
                 continue
-            yield from landing.batches(before, after, run.files)
+            declared = run.declared()
+            if is_compared:
+                # Its other records may have values where the new ones have none.
+                declared = replace(declared, names=frozenset())
+            yield from landing.batches(before, after, run.files.columns(), declared)
             before = after
             run.waiting.acknowledge()
             if self._landed.get(landing.name) != after:
@@ -424,7 +437,11 @@ class _PendingRecords:
     repeats: Repeats
 
     def batches(
-        self, before: Offset, after: Offset, files: SliceFiles | None = None
+        self,
+        before: Offset,
+        after: Offset,
+        columns: Sequence[Column] = (),
+        declared: DeclaredColumns | None = None,
     ) -> Iterator[ChangeBatch]:
         """Yield the waiting records; files with the same columns form one batch.
 
@@ -434,19 +451,19 @@ class _PendingRecords:
         Args:
             before: the stream's offset before the records.
             after: the stream's offset after all of them, which the last batch carries.
-            files: the writer of the records; None: an earlier run has written them.
+            columns: the columns of all the stream's records; by default, those of the files.
+            declared: what the source declares; None: an earlier run has read the records.
         """
         parts = self.waiting.parts
+        declared = declared or DeclaredColumns(filled=filled_in(parts))
         groups = group_by_columns(parts)
         if not groups:
-            yield ChangeBatch(self.name, None, (), after)
+            yield ChangeBatch(self.name, None, (), after, declared=declared)
             return
         is_undated = any(part.is_undated for part in parts)
         may_repeat = self.repeats.are_in(parts)
         if may_repeat or is_undated:
-            columns = _merge_columns(given for given, _ in groups)
-            if files is not None:
-                columns = files.columns()
+            columns = columns or _merge_columns(given for given, _ in groups)
             rows = read_files(self.lake, parts, columns, WHOLE_RECORDS)
             yield ChangeBatch(
                 self.name,
@@ -456,13 +473,12 @@ class _PendingRecords:
                 may_repeat=may_repeat,
                 is_undated=is_undated,
                 is_protected=True,
-                declared=None if files is None else files.declared(parts),
+                declared=declared,
             )
             return
         for number, (given, group) in enumerate(groups, 1):
             position = after if number == len(groups) else before
             rows = read_files(self.lake, group, given, WHOLE_RECORDS)
-            declared = None if files is None else files.declared(parts)
             yield ChangeBatch(
                 self.name, rows, given, position, is_protected=True, declared=declared
             )

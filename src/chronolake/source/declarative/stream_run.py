@@ -33,8 +33,9 @@ from chronolake.source.declarative.parent_streams import (
     select_stream,
 )
 from chronolake.source.declarative.slice_files import hide, unexpected_error
-from chronolake.source.protocol import COMPARED
-from chronolake.source.records.schema import Nesting, Shape, declared_columns
+from chronolake.source.protocol import COMPARED, DeclaredColumns
+from chronolake.source.records.pending_files import filled_in
+from chronolake.source.records.schema import Nesting, Shape, declared_columns, declared_fields
 from chronolake.types import ColumnType, Kind
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Settings:
         identity = self.identity_of(stream)
         nesting = Nesting(stream.name, schema, identity.columns) if self.nests else None
         declared = declared_columns(schema) if nesting is None else nesting.declared
+        fields = declared_fields(schema) if nesting is None else frozenset(nesting.fields)
         typed = identity.add_key_column(declared)
         return Shape(
             {**typed, **(known or {})},
@@ -124,6 +126,7 @@ class Settings:
             nesting,
             stream.name,
             has_only_texts(stream),
+            fields,
         )
 
 
@@ -282,6 +285,7 @@ class Run:
         failure: the first error, or None.
         is_stopped: whether the run was asked to stop.
         rows: number of records read.
+        is_complete: whether all slices have been read.
         compared: the last complete comparison of the stream (`Place.compared`).
     """
 
@@ -314,6 +318,8 @@ class Run:
         self.failure: ChronolakeError | None = None
         self.is_stopped = False
         self.rows = 0
+        self.is_complete = False
+        self._filled: frozenset[str] = frozenset()
         self.compared: Mapping[str, Any] | None = None
         self._cluster = cluster
         self._alone_bytes = alone_bytes
@@ -327,6 +333,12 @@ class Run:
         """Return the stream's offset."""
         types = self.files.shape.current_types()
         return StreamOffset(self.reader.state.as_json(), types, self.compared).as_json()
+
+    def declared(self) -> DeclaredColumns:
+        """Return what the schema declares, if everything was read, and what records contain."""
+        is_whole = self.is_complete and self.failure is None
+        names = self.files.shape.fields if is_whole else frozenset()
+        return DeclaredColumns(names, self._filled)
 
     def read(self, workers: int, *, is_whole: bool = False) -> Iterator[Offset]:
         """Read all slices; yield the stream's offset whenever enough records wait to be landed.
@@ -367,6 +379,7 @@ class Run:
                 pool.shutdown(cancel_futures=True)
                 raise
         self.reader.complete()
+        self.is_complete = True
         yield self.place
 
     def stop(self) -> None:
@@ -439,6 +452,7 @@ class Run:
         self._slices += 1
         self._bytes += sum(part.bytes for part in result.parts)
         self.rows += sum(part.rows for part in result.parts)
+        self._filled |= filled_in(result.parts)
         self.reader.mark_read(work, result.latest)
         reach("read.slice-done")
         if is_noted:

@@ -88,7 +88,7 @@ class WholeStream:
                 order=SEQUENCE,
                 may_be_empty=may_become_empty or bool(parts),
                 is_protected=True,
-                declared=self.run.files.declared(parts),
+                declared=self.run.declared(),
             )
 
         def again() -> Snapshot:

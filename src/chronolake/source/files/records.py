@@ -7,6 +7,7 @@ the files that have landed, with a fingerprint of each. A file that has changed 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,7 +158,9 @@ class RecordFiles:
         pending = [item for item in listed if landed.get(item[1].name) != prints[item[1].name]]
         number = int(offset.get("read", 0))
         reader = self._reader(lake, name) if pending else None
-        for files in _batches(pending):
+        batches = list(_batches(pending))
+        columns: set[str] = set()
+        for batch_number, files in enumerate(batches, 1):
             assert reader is not None  # noqa: S101 - there are files
             is_changed = any(file.name in landed for _, file in files)
             landed |= {file.name: prints[file.name] for _, file in files}
@@ -166,7 +169,13 @@ class RecordFiles:
             with stage(listed_files, self._config.sftp, lake, is_hidden=self._is_hidden) as local:
                 times = [at for at, _ in files]
                 dated = list(zip(times, local, strict=True))
-                yield self._read_files(reader, name, dated, position, is_changed=is_changed)
+                batch = self._read_files(reader, name, dated, position, is_changed=is_changed)
+                columns |= {column.name for column in batch.columns}
+                # Each line of JSON has its own fields, but other files have columns.
+                has_columns = reader.format is not FileFormat.JSON_LINES
+                if has_columns and batch_number == len(batches):
+                    batch = replace(batch, declared=DeclaredColumns(frozenset(columns)))
+                yield batch
             number += len(files)
 
     def _reader(self, lake: Lake, name: str) -> FileReader:
@@ -251,11 +260,7 @@ class RecordFiles:
         # A row without a time of its own has the time of its file, also if only others changed.
         is_undated = config.modified is None and not self._template.formats
         may_repeat = is_changed and is_undated and config.key is not None
-        # Each line of JSON has its own fields, but other files have columns.
-        names = None
-        if reader.format is not FileFormat.JSON_LINES:
-            names = DeclaredColumns(frozenset(column.name for column in data))
-        return ChangeBatch(name, versions, data, position, may_repeat=may_repeat, declared=names)
+        return ChangeBatch(name, versions, data, position, may_repeat=may_repeat)
 
     def _micros(self, columns: Mapping[str, Column]) -> str:
         """Return SQL for the time of a row in microseconds since 1970."""

@@ -71,7 +71,7 @@ class Part:
         is_undated: whether a record lacks a modification time that it should have.
         facts: the technical columns (`chronolake.change_set`) after the data columns; the same for
             all files that are read together.
-        filled: the data columns that have values.
+        filled: the columns in which the source's records have values, also if these are not stored.
     """
 
     file: Path
@@ -116,6 +116,7 @@ class PartWriter:
         arrays: Sequence[pa.Array],
         facts: Mapping[str, pa.Array],
         *,
+        filled: Iterable[str],
         earliest: int | None = None,
         is_undated: bool = False,
     ) -> None:
@@ -125,6 +126,7 @@ class PartWriter:
             columns: the records' data columns.
             arrays: the columns' values.
             facts: technical columns, at least `MODIFIED` and `SEQUENCE`; others are null.
+            filled: see `Part`.
             earliest: see `Part`.
             is_undated: see `Part`.
         """
@@ -144,11 +146,7 @@ class PartWriter:
         self._rows += rows
         self._times.append(earliest)
         self._is_undated = self._is_undated or is_undated
-        self._filled.update(
-            column.name
-            for column, array in zip(columns, arrays, strict=True)
-            if column.name not in self._filled and array.null_count < rows
-        )
+        self._filled.update(filled)
 
     def _end(self) -> None:
         if self._writer is not None:
@@ -181,8 +179,17 @@ class PartWriter:
         discard(self.close())
 
 
+def filled_columns(columns: Iterable[Column], arrays: Iterable[pa.Array]) -> set[str]:
+    """Return the names of the columns that have values."""
+    return {
+        column.name
+        for column, array in zip(columns, arrays, strict=True)
+        if array.null_count < len(array)
+    }
+
+
 def filled_in(parts: Iterable[Part]) -> frozenset[str]:
-    """Return the data columns that have values in files."""
+    """Return the columns that have values in files (`Part.filled`)."""
     return frozenset(name for part in parts for name in part.filled)
 
 

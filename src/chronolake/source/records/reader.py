@@ -68,6 +68,7 @@ from chronolake.source.records.pending_files import (
     PartWriter,
     PendingFiles,
     discard,
+    filled_columns,
     filled_in,
     read_files,
 )
@@ -305,6 +306,10 @@ class _Pending:
             types |= kept.types
         self.shape = Shape({**typed, **types}, frozenset(stream.declared), stream=stream.name)
         self._fields = stream.fields | stream.declared.keys()
+        #: The columns that have values in records of this run.
+        self._filled: set[str] = set()
+        #: Whether records have landed without what the source declares.
+        self._is_undecided = False
         #: Whether changes that were read without a state are all records, and missing ones deleted.
         self.is_reconciled = full_refresh and stream.reads_all_without_state
         self.is_snapshot = stream.is_snapshot or self.is_reconciled
@@ -357,6 +362,11 @@ class _Pending:
     def has_news(self) -> bool:
         """Return whether there are records, a state or the end of a first read to land."""
         return self.has_records_or_state or (self.is_done and self.is_new)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return whether all records have landed before it was known that there are no more."""
+        return self.is_done and self._is_undecided
 
     @property
     def has_records_or_state(self) -> bool:
@@ -449,8 +459,9 @@ class _Pending:
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = PartWriter(folder, WITH_OMISSIONS)
             self._began = time.monotonic()
+        self._filled |= filled_columns(columns, arrays)
         columns, arrays = self.stream.identity.rules.protect_columns(columns, arrays)
-        self._writer.add(columns, arrays, facts)
+        self._writer.add(columns, arrays, facts, filled=self._filled)
         self._bytes += sum(array.nbytes for array in arrays)
         self.rows += len(facts[MODIFIED])
 
@@ -527,6 +538,7 @@ class _Pending:
         """Set the offset that has landed."""
         self.position, self._has_state, self._has_landed = position, False, True
         self.is_landing = False
+        self._is_undecided = not self.is_done
         self._is_undated = self._is_resumed = self._omits = False
 
     def batch(self, lake: Lake, parts: Sequence[Part], position: Offset) -> ChangeBatch:
@@ -536,7 +548,7 @@ class _Pending:
             return ChangeBatch(self.stream.name, None, (), position)
         if not parts:
             return ChangeBatch(
-                self.stream.name, None, columns, position, declared=self._declared(parts)
+                self.stream.name, None, columns, position, declared=self.declared(parts)
             )
         is_log = self.stream.capture_method is CaptureMethod.EVERY_CHANGE
         may_repeat = self._has_landed and not self._omits
@@ -549,7 +561,7 @@ class _Pending:
             may_repeat=may_repeat,
             is_undated=is_undated and not self._omits,
             is_protected=True,
-            declared=self._declared(parts),
+            declared=self.declared(parts),
         )
 
     def snapshot(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Snapshot:
@@ -568,7 +580,7 @@ class _Pending:
             exists=PROVIDES_DATA,
             may_be_empty=bool(parts) or self.stream.may_become_empty,
             is_protected=True,
-            declared=self._declared(parts),
+            declared=self.declared(parts),
         )
 
     def reconciliation(self, lake: Lake, parts: Sequence[Part], position: Offset) -> Reconciliation:
@@ -594,12 +606,13 @@ class _Pending:
             is_dated=is_dated,
             may_be_empty=self.stream.may_become_empty,
             is_protected=True,
-            declared=self._declared(parts),
+            declared=self.declared(parts),
         )
 
-    def _declared(self, parts: Sequence[Part]) -> DeclaredColumns:
-        """Return what the source declares, and what files contain."""
-        return DeclaredColumns(self._fields, filled_in(parts))
+    def declared(self, parts: Sequence[Part]) -> DeclaredColumns:
+        """Return what the source declares, if it declares no more, and what files contain."""
+        names = self._fields if self.is_done else frozenset()
+        return DeclaredColumns(names, filled_in(parts) | self._filled)
 
     @property
     def columns(self) -> list[Column]:
@@ -759,7 +772,11 @@ class RecordReader:
             yield StreamFailure(pending.stream.name, error)
 
     def _land(self, pending: _Pending) -> Iterator[Batch]:
-        if pending.is_failed or not pending.has_news:
+        if pending.is_failed:
+            return
+        if not pending.has_news:
+            if pending.is_undecided:
+                yield from self._land_offset(pending, dict(pending.position))
             return
         position = pending.next_position()
         if pending.position and not pending.has_records_or_state:
@@ -827,7 +844,8 @@ class RecordReader:
                 yield from self._land_offset(pending, pending.continued_position())
 
     def _land_offset(self, pending: _Pending, position: dict[str, Any]) -> Iterator[Batch]:
-        yield ChangeBatch(pending.stream.name, None, (), position)
+        declared = pending.declared([])
+        yield ChangeBatch(pending.stream.name, None, (), position, declared=declared)
         self._note_landed(pending, [], position)
 
     def _end(self, failure: ChronolakeError | None) -> Iterator[Batch]:

@@ -135,6 +135,7 @@ class Shape:
         stream: the stream's name, for the log.
         texts_only: whether the responses' format contains only text, so that a text is converted to
             the declared type, and an empty text is null.
+        fields: the columns declared by a schema, also those without a type.
     """
 
     types: dict[str, ColumnType]
@@ -142,6 +143,7 @@ class Shape:
     nesting: Nesting | None = None
     stream: str = ""
     texts_only: bool = False
+    fields: frozenset[str] = frozenset()
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def columns(self, key: Sequence[str]) -> list[Column]:
@@ -445,6 +447,7 @@ class Nesting:
 
     Attributes:
         declared: their types, by name.
+        fields: their names, also of those without a type.
         places: the own columns of flattened objects.
     """
 
@@ -460,6 +463,7 @@ class Nesting:
             ConfigurationError: two fields would become the same column.
         """
         self.declared: dict[str, ColumnType] = {}
+        self.fields: set[str] = set()
         self.places: set[str] = set()
         self._stream = stream
         self._key = frozenset(key)
@@ -484,6 +488,7 @@ class Nesting:
                 found[str(name)] = _Object(column, self._fields_of(place, field_schema))
             else:
                 self.declared |= declared_columns({"properties": {column: field_schema}})
+                self.fields.add(column)
                 found[str(name)] = column
         return found
 
