@@ -6,10 +6,13 @@ Source: `seeds/history-mode.txt` ("Switching to history mode", "Limitations").
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from chronolake.errors import ConfigurationError
 from chronolake.types import Mode
+
+if TYPE_CHECKING:
+    from chronolake.types import TableName
 
 #: Streams, and tables without a pipeline, whose name has this suffix support only history mode.
 HISTORY_SUFFIX: Final = "_history"
@@ -28,11 +31,14 @@ class StreamCapabilities:
             timestamp of the row, the time in the source's log, or the time of the complete read
             that shows it.
         is_history_only: whether the source supports only history mode.
+        is_history_table: whether the table can only be in history mode; None: if the stream's name
+            ends in `_history`.
     """
 
     name: str
     reports_changes: bool
     is_history_only: bool = False
+    is_history_table: bool | None = None
 
 
 def has_history_suffix(name: str) -> bool:
@@ -52,8 +58,13 @@ def best_mode(stream: StreamCapabilities) -> Mode:
     return next(best, Mode.HISTORY)
 
 
-def check_mode(stream: StreamCapabilities, mode: Mode) -> None:
+def check_mode(stream: StreamCapabilities, mode: Mode, *, table: TableName | None = None) -> None:
     """Raise if a stream does not support a mode.
+
+    Args:
+        stream: the stream.
+        mode: the mode.
+        table: its table, for the setting that the hint proposes.
 
     Raises:
         ConfigurationError: the mode is not supported.
@@ -63,17 +74,24 @@ def check_mode(stream: StreamCapabilities, mode: Mode) -> None:
         return
     others = " or ".join(allowed_modes(stream))
     can = "cannot" if mode is Mode.HISTORY else "can only"
+    hint = f"Set its mode to {others}."
+    if mode is not Mode.HISTORY and not stream.is_history_only and table is not None:
+        hint += (
+            " If it only has such a name, set lake.tables: "
+            f'{{"{table}": {{history_only: false}}}} in chronolake.yml.'
+        )
     raise ConfigurationError(
-        f"The stream {stream.name} {can} be in history mode: {reason}.",
-        hint=f"Set its mode to {others}.",
+        f"The stream {stream.name} {can} be in history mode: {reason}.", hint=hint
     )
 
 
 def _reason_against(stream: StreamCapabilities, mode: Mode) -> str | None:
     """Return why a stream does not support a mode, or None if it does."""
     if mode is not Mode.HISTORY:
-        if has_history_suffix(stream.name):
+        if has_history_suffix(stream.name) and stream.is_history_table is not False:
             return f"its name ends in {HISTORY_SUFFIX}"
+        if stream.is_history_table:
+            return f"its table has a name that ends in {HISTORY_SUFFIX}, or `history_only`"
         return "its source does not support other modes" if stream.is_history_only else None
     if not stream.reports_changes:
         return "it has no timestamp that increases with every change"

@@ -100,6 +100,17 @@ def test_a_key_that_is_a_number_is_compared_with_the_text_of_a_link(
     assert history(config, ACCOUNTS, {"Id": "2"}).lineage == Lineage("Id", ("1",), ())
 
 
+def test_a_restored_record_without_a_row_has_a_lineage(config: LakeConfig, make: Make) -> None:
+    """A live table has no row of a record that was archived."""
+    make(ACCOUNTS, ["Id*:STRING", "grax__restoredfrom:STRING"], [("3", "2")])
+
+    gone = history(config, ACCOUNTS, {"Id": "2"})
+
+    assert gone.lineage == Lineage("Id", (), ("3",))
+    lines = [line.strip() for line in printed(render.timeline(gone)).splitlines()]
+    assert lines[-2:] == ["restored as Id=3", "No such record."]
+
+
 def test_the_number_of_linked_records_is_limited(config: LakeConfig, make: Make) -> None:
     count = lineage.MAX_RECORDS + 50
     rows = [("0", "a", None, None), *((f"{n:04}", "a", None, "0") for n in range(1, count))]

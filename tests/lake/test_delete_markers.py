@@ -91,11 +91,15 @@ def test_the_option_can_be_repeated(lake: Lake, capsys: pytest.CaptureFixture[st
     assert active(lake, name)[0] == {0: False, 1: False, 2: True, 3: True}
 
 
+@pytest.mark.parametrize(
+    "listed", [["is_removed", "is_archived"], [DELETED, "is_removed", "is_archived"]]
+)
 def test_configured_columns_are_the_default(
-    lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lake: Lake, tmp_path: Path, capsys: pytest.CaptureFixture[str], listed: list[str]
 ) -> None:
     name = fill(lake, [DELETED, "is_removed"], [(False, True), (True, None), (None, False)])
-    tables = {str(name): {"deleted_columns": [DELETED, "is_removed", "is_archived"]}}
+    # `_fivetran_deleted` is always a marker, as in migrations over gRPC.
+    tables = {str(name): {"deleted_columns": listed}}
     project = tmp_path / "project"
     project.mkdir()
     written = {"lake": {"path": str(lake.config.path), "tables": tables}}

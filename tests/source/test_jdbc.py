@@ -18,7 +18,9 @@ from postgresql import server
 from chronolake.config import Project
 from chronolake.lake import Lake
 from chronolake.pipeline.store import StreamRun
+from chronolake.pipeline.streams import source_of
 from chronolake.pipeline.sync import sync
+from chronolake.source.protocol import ExperimentalSource
 from chronolake.types import ACTIVE, START
 from support.commands import run_words
 from support.datalakes import iceberg, project
@@ -161,3 +163,16 @@ def test_types_of_a_database(address: str, tmp_path: Path) -> None:
     assert at.isoformat() == "2026-01-02T01:04:05.678901+00:00"
     (stream,) = sync(lake, there, "office").streams
     assert (stream.error, stream.written) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_experimental"),
+    [("jdbc:sqlite:x.db", False), ("jdbc:sqlserver://db:1433;databaseName=office", True)],
+)
+def test_databases_that_were_not_run_are_experimental(
+    tmp_path: Path, url: str, *, is_experimental: bool
+) -> None:
+    source = f"{{type: jdbc, url: '{url}', tables: {{items: {{key: [id]}}}}}}"
+    found = source_of(project(tmp_path, f"  office:\n    source: {source}\n"), "office")
+    assert isinstance(found, ExperimentalSource)
+    assert (found.experimental is not None) == is_experimental

@@ -33,6 +33,7 @@ from chronolake.pipeline.sync import sync
 from chronolake.source.declarative import stream_run
 from chronolake.types import ACTIVE, DELETED
 from support.commands import run_words
+from support.datalakes import iceberg
 from support.declarative.apis import Api, ReceivedRequest, Reply
 from support.processes import KILLED, run_command
 from support.source import databases
@@ -78,6 +79,11 @@ class Orders(Shop):
         """Return the mode of the table, as PyIceberg sees it."""
         names = set(self.table("orders").column_names)
         return "history" if ACTIVE in names else "soft-delete" if DELETED in names else "live"
+
+    @property
+    def on_purge(self) -> str:
+        """Return the setting by which the table was built."""
+        return iceberg(self.project, "shop", "orders").properties["chronolake.on-purge"]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the table, without the times and places of their reads."""
@@ -355,6 +361,10 @@ def test_a_table_of_an_idle_pipeline_is_switched_at_once(orders: Orders) -> None
         for mode in ("live", "soft-delete"):
             project(mode)
             wait_until(lambda mode=mode: orders.mode == mode, f"The table is not in {mode} mode.")
+        file = orders.project.file
+        file.write_text(file.read_text().replace("  shop:\n", "  shop:\n    on_purge: erase\n", 1))
+        orders.project = load_project(file)
+        wait_until(lambda: orders.on_purge == "erase", "The other setting was not applied.")
     finally:
         is_stopped.set()
         thread.join()

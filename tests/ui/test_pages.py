@@ -120,6 +120,7 @@ def test_restored_records_are_linked_and_archived_ones_are_distinguished(
             ("3", "grax", None, FIRST, SECOND, False),
             ("3", None, None, "2026-01-05T00:00:00Z", TMAX, True),
             ("4 & <5>", "source", "3", FIRST, ended, False),
+            ("7", None, "6", FIRST, TMAX, True),
         ],
     )
 
@@ -137,6 +138,12 @@ def test_restored_records_are_linked_and_archived_ones_are_distinguished(
     )
     assert '<span class="badge deleted" data-ending>deleted</span>' in new
     assert "<dt>Deleted</dt>" in new
+    chart = get("/part/timeline?table=shop.orders&key.Id=3").json()
+    assert chart["states"] == "xa"
+    # A record that was restored may have no row, and the link leads back.
+    gone = get("/record?table=shop.orders&key.Id=6").text
+    assert "No record has this key" in gone
+    assert '<dt>Restored as</dt><dd><a href="/record?table=shop.orders&amp;key.Id=7">7</a>' in gone
 
 
 def test_a_deleted_row_of_a_soft_delete_table_is_marked(make: Make, get: Get) -> None:

@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chronolake.config import LakeConfig
+from chronolake.config import LakeConfig, load_project
 from chronolake.core.history_only import expect_mode, may_have_mode
-from chronolake.errors import SchemaError
+from chronolake.errors import ConfigurationError, SchemaError
+from chronolake.pipeline.streams import streams_of
 from chronolake.types import Mode, TableName
 
 _OTHERS = (Mode.LIVE, Mode.SOFT_DELETE)
@@ -90,3 +91,30 @@ def test_a_table_with_the_setting_is_refused_with_its_reason() -> None:
     with pytest.raises(SchemaError, match="history_only is true"):
         expect_mode(settings, TableName("sales", "prices"), Mode.LIVE)
     expect_mode(settings, TableName("sales", "prices"), Mode.HISTORY)
+
+
+@pytest.mark.parametrize(
+    ("settings", "table", "fits"),
+    [
+        ("", "orders", True),
+        ("", "orders_history", False),
+        ("history_only: true", "orders", False),
+        ("history_only: false", "orders_history", True),
+    ],
+)
+def test_tables_of_pipelines_follow_the_same_rule(
+    tmp_path: Path, settings: str, table: str, *, fits: bool
+) -> None:
+    (tmp_path / "chronolake.yml").write_text(
+        f"lake: {{tables: {{'p.{table}': {{{settings}}}}}}}\n"
+        "pipelines:\n  p:\n    mode: live\n"
+        "    source: {type: files, path: 'exports/*.csv', stream: orders, key: [id]}\n"
+        f"    streams: {{orders: {{table: {table}}}}}\n"
+    )
+    (tmp_path / "exports").mkdir()
+    project = load_project(tmp_path / "chronolake.yml")
+    if fits:
+        assert [stream.mode for stream in streams_of(project, "p")] == [Mode.LIVE]
+    else:
+        with pytest.raises(ConfigurationError, match="can only be in history mode"):
+            streams_of(project, "p")

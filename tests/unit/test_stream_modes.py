@@ -6,7 +6,7 @@ import pytest
 
 from chronolake.errors import ConfigurationError
 from chronolake.stream_modes import StreamCapabilities, allowed_modes, check_mode
-from chronolake.types import Mode
+from chronolake.types import Mode, TableName
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,17 @@ def test_a_stream_that_is_history_is_nothing_else(
     for mode in (Mode.LIVE, Mode.SOFT_DELETE):
         with pytest.raises(ConfigurationError, match=f"only be in history mode: {reason}"):
             check_mode(stream, mode)
+
+
+def test_the_table_of_a_stream_may_have_the_suffix_or_opt_out() -> None:
+    table = TableName("crm", "account_history")
+    by_table = StreamCapabilities("account", reports_changes=True, is_history_table=True)
+    assert allowed_modes(by_table) == [Mode.HISTORY]
+    with pytest.raises(ConfigurationError) as raised:
+        check_mode(by_table, Mode.LIVE, table=table)
+    assert '{"crm.account_history": {history_only: false}}' in (raised.value.hint or "")
+    opted_out = StreamCapabilities("price_history", reports_changes=True, is_history_table=False)
+    assert allowed_modes(opted_out) == list(Mode)
 
 
 def test_a_stream_that_does_not_report_changes_has_no_history() -> None:

@@ -139,7 +139,7 @@ def _check_pipeline(
 
     try:
         source = source_of(project, name)
-        if isinstance(source, ExperimentalSource):
+        if isinstance(source, ExperimentalSource) and source.experimental is not None:
             message = f"experimental: {source.experimental}"
             yield _result(f"pipelines.{name}", "warning", message, _EXPERIMENTAL_HINT, ok=True)
         if isinstance(source, CheckedSource):

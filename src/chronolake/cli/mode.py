@@ -60,7 +60,7 @@ def mode(
             "--marker",
             metavar="COLUMN",
             help="A column that marks deleted rows. Repeatable: a row is deleted if any of them is "
-            "true. Default: lake.tables.TABLE.deleted_columns, or _fivetran_deleted.",
+            "true. Default: _fivetran_deleted and lake.tables.TABLE.deleted_columns.",
             show_default=False,
         ),
     ] = None,
@@ -116,7 +116,7 @@ def mode(
         return
     given = tuple(dict.fromkeys(map(stored_name, marker or ())))
     _expect_markers(known, wanted, given)
-    markers = given or stored.deleted_columns_of(name) or (DELETED,)
+    markers = given or tuple(dict.fromkeys([DELETED, *stored.deleted_columns_of(name)]))
     with open_existing(stored, json=json) as opened:
         plan = migration.plan_switch(opened, name, wanted, markers=markers)
         if copy is not None and plan.before is not Mode.HISTORY:

@@ -433,13 +433,14 @@ class TableConfig(Section):
     )
     history_only: bool | None = Field(
         default=None,
-        description="Whether a table without a pipeline can only be in history mode. Default: true "
-        "if its name ends in _history, in lower case.",
+        description="Whether a table can only be in history mode. Default: true if its name, or "
+        "that of its stream, ends in _history, in lower case.",
     )
     deleted_columns: list[str] = Field(
         default_factory=list,
-        description="The BOOLEAN columns that mark deleted rows of a table without a pipeline. A "
-        "switch to history mode honors all of them: a row is deleted if any existing one is true.",
+        description="The BOOLEAN columns that mark deleted rows of a table without a pipeline, "
+        "besides _fivetran_deleted. A switch to history mode honors all of them: a row is deleted "
+        "if any existing one is true.",
     )
 
 
@@ -628,11 +629,14 @@ class LakeConfig(LakeSection):
         return self.format_version
 
     def is_history_only(self, name: TableName) -> bool:
-        """Return whether a table without a pipeline can only be in history mode."""
-        for table in self._settings_of(name):
-            if table.history_only is not None:
-                return table.history_only
-        return has_history_suffix(name.table)
+        """Return whether a table can only be in history mode, by its setting or its name."""
+        found = self.history_only_setting(name)
+        return has_history_suffix(name.table) if found is None else found
+
+    def history_only_setting(self, name: TableName) -> bool | None:
+        """Return `history_only` of a table, or None if it is not set."""
+        settings = (table.history_only for table in self._settings_of(name))
+        return next((setting for setting in settings if setting is not None), None)
 
     def deleted_columns_of(self, name: TableName) -> tuple[str, ...]:
         """Return the configured columns that mark deleted rows of a table."""

@@ -88,9 +88,9 @@ def timeline(timeline: Timeline) -> RenderableType:
     title = Text.assemble(
         (name_of(timeline.table), "bold"), "  ", _key(timeline), (f"  {timeline.mode.value}", "dim")
     )
-    if not count:
-        return Group(title, Text("No such record.", style="yellow"))
     lineage = _lineage(timeline)
+    if not count:
+        return Group(title, *lineage, Text("No such record.", style="yellow"))
     if timeline.mode is not Mode.HISTORY:
         blocks = [_row(version) for version in timeline.versions]
         return Group(title, *lineage, Text(), *blocks)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from chronolake.cancellation import cancel_if, raise_if_cancelled
-from chronolake.description import describe_loaded
 from chronolake.errors import (
     CallCancelledError,
     ChronolakeError,
@@ -38,7 +37,7 @@ from chronolake.pipeline.switch_requests import (
     RequestState,
     set_state,
 )
-from chronolake.pipeline.table_writer import TableWriter
+from chronolake.pipeline.table_writer import TableWriter, matches_configuration
 from chronolake.types import STREAM_PROPERTY
 
 if TYPE_CHECKING:
@@ -315,8 +314,8 @@ class IdleModes:
             stream.name: (stream, table)
             for stream, table in found
             if isinstance(table, IcebergTable)
-            and describe_loaded(table).mode is not stream.mode
             and table.property_of(STREAM_PROPERTY) == stream.identity
+            and not matches_configuration(table, stream)
         }
         if not tables:
             return

@@ -410,6 +410,17 @@ def with_current_configuration(stream: Stream, project: Project) -> Stream:
     )
 
 
+def _with_rule_of_table(
+    project: Project, descriptor: StreamDescriptor, table: TableName
+) -> StreamDescriptor:
+    """Return a stream with whether its table can only be in history mode."""
+    is_set = project.lake.history_only_setting(table)
+    if is_set is None and not project.lake.is_history_only(table):
+        return descriptor
+    rule = replace(descriptor.capabilities, is_history_table=is_set is not False)
+    return replace(descriptor, capabilities=rule)
+
+
 def _build_stream(
     project: Project,
     config: PipelineConfig,
@@ -420,15 +431,16 @@ def _build_stream(
 ) -> Stream:
     name = descriptor.capabilities.name
     own = config.streams.get(name, StreamConfig())
+    table_name = own.table or config.rename.tables.get(name) or descriptor.default_table or name
+    table = TableName(config.target_schema or pipeline, table_name)
+    expect_unreserved(table)
+    descriptor = _with_rule_of_table(project, descriptor, table)
     setting = own.mode or config.mode
     is_auto = setting is ModeSetting.AUTO
     mode = best_mode(descriptor.capabilities) if is_auto else Mode(setting.value)
     if not any_mode:
-        check_mode(descriptor.capabilities, mode)
+        check_mode(descriptor.capabilities, mode, table=table)
     keeps_time = own.keep_source_timestamp
-    table_name = own.table or config.rename.tables.get(name) or descriptor.default_table or name
-    table = TableName(config.target_schema or pipeline, table_name)
-    expect_unreserved(table)
     rules = ColumnRules.of(config, name)
     place = f"pipelines.{pipeline}.streams.{name}"
     rules.expect_stored(descriptor.key, place=place)

@@ -161,19 +161,7 @@ class StoredTable:
     @property
     def matches_configuration(self) -> bool:
         """Return whether the table's rows match the configuration."""
-        stream, description = self.stream, describe_loaded(self.table)
-        keeps_time = SOURCE_TIME.name in description.by_name
-        return (
-            description.mode is stream.mode
-            and self.table.property_of(ON_PURGE_PROPERTY) == stream.on_purge
-            and (self.table.property_of(RENAMES_PROPERTY) or "{}")
-            == _renames_of(stream).get(RENAMES_PROPERTY, "{}")
-            and (self.table.property_of(RULES_PROPERTY) or "")
-            == _renames_of(stream).get(RULES_PROPERTY, "")
-            and (self.table.property_of(TRACK_HISTORY_PROPERTY) or "")
-            == _tracking_of(stream).get(TRACK_HISTORY_PROPERTY, "")
-            and keeps_time is keeps_source_time(stream)
-        )
+        return matches_configuration(self.table, self.stream)
 
     @property
     def is_renamed(self) -> bool:
@@ -321,6 +309,22 @@ def stored_types(stream: Stream, landed: Landing) -> TypesByField:
         name: frozenset({kind}) if observed and (kind := types.type_of(name)) else observed
         for name, observed in landed.stored_types.items()
     }
+
+
+def matches_configuration(table: IcebergTable, stream: Stream) -> bool:
+    """Return whether a table's rows match the configuration of its stream."""
+    description = describe_loaded(table)
+    keeps_time = SOURCE_TIME.name in description.by_name
+    return (
+        description.mode is stream.mode
+        and table.property_of(ON_PURGE_PROPERTY) == stream.on_purge
+        and (table.property_of(RENAMES_PROPERTY) or "{}")
+        == _renames_of(stream).get(RENAMES_PROPERTY, "{}")
+        and (table.property_of(RULES_PROPERTY) or "") == _renames_of(stream).get(RULES_PROPERTY, "")
+        and (table.property_of(TRACK_HISTORY_PROPERTY) or "")
+        == _tracking_of(stream).get(TRACK_HISTORY_PROPERTY, "")
+        and keeps_time is keeps_source_time(stream)
+    )
 
 
 def accepted_types(stored: StoredTable, landed: Landing) -> TypesByField:

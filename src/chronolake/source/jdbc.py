@@ -54,6 +54,9 @@ _DRIVERS: Final = {
     "jdbc:sqlserver:": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
 }
 
+#: The kinds of databases with which it was tested.
+_RUN: Final = ("jdbc:postgresql:", "jdbc:sqlite:")
+
 #: Options for drivers that would otherwise wait for locks without a timeout or an error.
 _TIMEOUT_OPTIONS: Final = {"jdbc:sqlserver:": {"lockTimeout": "300000"}}
 
@@ -347,6 +350,14 @@ class JdbcDatabase:
     project: Project
     pipeline: str
     config: JdbcSource
+
+    @property
+    def experimental(self) -> str | None:
+        """Return why the source is experimental (see `ExperimentalSource`)."""
+        if self.config.url.lower().startswith(_RUN):
+            return None
+        kind = ":".join(self.config.url.split(":", 2)[:2])
+        return f"It has not been run against a database of the kind {kind} yet."
 
     def discover(self) -> list[StreamDescriptor]:
         """Return the configured tables."""

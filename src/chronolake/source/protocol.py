@@ -566,11 +566,11 @@ class CheckedSource(Source, Protocol):
 
 @runtime_checkable
 class ExperimentalSource(Source, Protocol):
-    """A source whose code has not run against a real system of its kind."""
+    """A source whose code may not have run against a real system of its kind."""
 
     @property
-    def experimental(self) -> str:
-        """Return why the source is experimental, as a sentence."""
+    def experimental(self) -> str | None:
+        """Return why the source is experimental, as a sentence; None if it is not."""
         ...
 
 

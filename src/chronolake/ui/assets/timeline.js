@@ -4,7 +4,7 @@
 import { draw, fromAxis, onAxis, plain } from "./chart.js";
 import { updateTimes } from "./page.js";
 
-const STATES = { a: "active", r: "replaced", d: "deleted" };
+const STATES = { a: "active", r: "replaced", d: "deleted", x: "archived" };
 const MARK_PIXELS = 3;
 const MOST_MARKS = 300;
 /** Groups of versions this close together, with as much space around them, are drawn as a count. */
@@ -130,9 +130,9 @@ function pieces(timeline, span, from, to, room) {
       found.bounds.add(start, 0.5, "", null);
       found.bounds.add(null, null, "", null);
     }
-    if (state === "d") {
+    if (state === "d" || state === "x") {
       const isBack = place + 1 < many;
-      const gone = `deleted<br>from ${utc(end)}${isBack ? `<br>until ${utc(following)}` : ""}`;
+      const gone = `${STATES[state]}<br>from ${utc(end)}${isBack ? `<br>until ${utc(following)}` : ""}`;
       found.gaps.piece([end, (end + following) / 2, following], 0, gone, place, room);
       found.deletions.add(end, 0, gone, place);
       if (isBack) found.returns.add(following, 0.42, `revived<br>${utc(following)}`, place + 1);
