@@ -115,6 +115,32 @@ def test_the_worked_example_gives_its_table_once_and_twice(
         )
 
 
+@pytest.mark.parametrize("repeats", [False, True])
+def test_versions_of_an_empty_table_are_taken_as_sent(caller: Caller, *, repeats: bool) -> None:
+    """The last of two rows with the same start counts; several versions do not end each other."""
+    assert caller.create("t", [*COLUMNS, "c:STRING"]).success
+    rows = [
+        version(1, "x0", "y0", "2024-01-01", just_before("2024-02-01")),
+        version(1, "x1", None, "2024-02-01"),
+        version(2, "p", "q", "2024-01-10") | {"_fivetran_end": "9999-12-31T23:59:59.999999Z"},
+    ]
+    if repeats:
+        rows.insert(1, version(2, "first", "q", "2024-01-10"))
+    starts = [{"k": str(k), "_fivetran_start": "2024-01-01T00:00:00Z"} for k in (1, 2, 3)]
+    files = {"earliest": [caller.file("e", starts)], "replace": [caller.file("r", rows)]}
+    request = caller.request("t", COLUMNS, history=True, earliest=files["earliest"])
+    assert caller.stub.WriteHistoryBatch(request).success
+    assert caller.rows("t", *SHOWN) == []
+    request = caller.request("t", COLUMNS, history=True, **files)
+    for _ in range(2):
+        assert caller.stub.WriteHistoryBatch(request).success
+        assert caller.rows("t", *SHOWN, "c") == [
+            (1, "x0", "y0", at("2024-01-01"), before("2024-02-01"), False, None),
+            (1, "x1", None, at("2024-02-01"), MAX, True, None),
+            (2, "p", "q", at("2024-01-10"), MAX, True, None),
+        ]
+
+
 def test_the_example_of_the_document_gives_its_final_table(caller: Caller) -> None:
     """Source: `seeds/history-batch-files.txt`; T1 to T5 are days, T100 to T109 days of a year."""
     columns = ["ID*:LONG", "COL1:STRING", "COL2:LONG", *HISTORY]

@@ -87,6 +87,7 @@ _OTHERS: Final = (
     f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, "
     f"{EARLIEST} bigint, {COUNTED} boolean, {CLOSED_AT_START} boolean"
 )
+_IS_REPLACE: Final = f"{OP} = {int(Op.REPLACE)}"
 
 
 def write_history_batch(
@@ -181,6 +182,16 @@ def stage(
         description: the table, with the batch's columns.
         watch: gets the time as the stages `resolve`, `delete` and `append`.
     """
+    with watch.stage("resolve"):
+        first = _outcome_of_load(write, profile, description)
+    if first is not None:
+        reach("write.planned")
+        if first.added:
+            write.append(
+                f"SELECT {cells(description, profile.names, of=BATCH)} "
+                f"FROM {profile.view} AS {BATCH} WHERE {_IS_REPLACE}"
+            )
+        return first
     with ExitStack() as stack:
         with watch.stage("resolve"):
             events = [_batch_events(profile, description)]
@@ -198,6 +209,25 @@ def stage(
             names = column_list(column.name for column in description.columns)
             write.append(f"SELECT {names} FROM {resolved} WHERE {ADDED}")
     return outcome
+
+
+def _outcome_of_load(
+    write: StagedWrite, profile: BatchProfile, description: TableDescription
+) -> Outcome | None:
+    """Return the outcome of a batch whose replace rows are the versions of an empty table.
+
+    None if its rows depend on each other: it changes versions, or has several with the same start.
+    """
+    if not write.is_empty or profile.updated or profile.deleted:
+        return None
+    columns = [*description.record_key, START]
+    (row,) = write.spark.sql(
+        f"SELECT count(*), count_if(n > 1), {usage.sketch_aggregate(columns, 'true')} "
+        f"FROM (SELECT {column_list(columns)}, count(*) AS n FROM {profile.view} "
+        f"WHERE {_IS_REPLACE} GROUP BY {column_list(columns)})"
+    ).collect()
+    count, repeated, sketch = row
+    return None if repeated else Outcome(0, count, 0, 0, None, sketch, 0)
 
 
 def _resolve(
