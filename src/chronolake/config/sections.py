@@ -439,7 +439,7 @@ class TableConfig(Section):
     deleted_columns: list[str] = Field(
         default_factory=list,
         description="The BOOLEAN columns that mark deleted rows of a table without a pipeline, "
-        "besides _fivetran_deleted. A switch to history mode honors all of them: a row is deleted "
+        "in addition to _fivetran_deleted. A switch to history mode honors all: a row is deleted "
         "if any existing one is true.",
     )
 
