@@ -111,7 +111,7 @@ def raise_if_frozen(stream: Stream, changes: Sequence[ColumnChange]) -> None:
         return
     raise SourceError(
         f"The columns of the stream {stream.name} have changed: "
-        f"{', '.join(map(str, changes))}. Nothing was changed, because its schema is frozen.",
+        f"{', '.join(map(str, changes))}. This was not applied, because its schema is frozen.",
         table=str(stream.table),
         hint=f"To accept the changes, set {stream.place}.schema_changes: evolve, and sync. To go "
         "on without new columns, set it to discard, or exclude them (`columns.exclude`).",
