@@ -5,6 +5,7 @@ Source: `seeds/history-mode.txt` ("Switching to history mode", "Limitations").
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -46,6 +47,13 @@ def has_history_suffix(name: str) -> bool:
     return name.endswith(HISTORY_SUFFIX)
 
 
+def setting_to_opt_out(table: TableName) -> str:
+    """Return the setting that allows every mode for a table, as part of a sentence."""
+    # A name may contain any characters; JSON's quotes are valid in YAML.
+    name = json.dumps(str(table), ensure_ascii=False)
+    return f"set `lake.tables: {{{name}: {{history_only: false}}}}` in chronolake.yml"
+
+
 def allowed_modes(stream: StreamCapabilities) -> list[Mode]:
     """Return the modes that a stream supports."""
     return [mode for mode in Mode if _reason_against(stream, mode) is None]
@@ -76,10 +84,7 @@ def check_mode(stream: StreamCapabilities, mode: Mode, *, table: TableName | Non
     can = "cannot" if mode is Mode.HISTORY else "can only"
     hint = f"Set its mode to {others}."
     if mode is not Mode.HISTORY and not stream.is_history_only and table is not None:
-        hint += (
-            " If it only has such a name, set lake.tables: "
-            f'{{"{table}": {{history_only: false}}}} in chronolake.yml.'
-        )
+        hint += f" If it only has such a name, {setting_to_opt_out(table)}."
     raise ConfigurationError(
         f"The stream {stream.name} {can} be in history mode: {reason}.", hint=hint
     )

@@ -348,60 +348,54 @@ class _Polled:
         return stream
 
 
-@pytest.mark.long
-def test_fields_of_a_first_load_that_failed_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shop = _Polled(tmp_path, monkeypatch)
-    assert shop.run("{'id': 1, 'late': 5}", then="raise ValueError").error is not None
-    assert shop.run("{'id': 3}").error is None
-    assert shop.run("{'id': 4, 'late': 1}", policy="freeze").error is None
+@pytest.fixture
+def polled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Polled:
+    return _Polled(tmp_path, monkeypatch)
 
 
 @pytest.mark.long
-def test_a_discarded_field_is_not_stored_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shop = _Polled(tmp_path, monkeypatch)
-    assert shop.run("{'id': 1}").error is None
-    assert _changes(shop.run("{'id': 2, 'x': 1}", policy="discard")) == []
-    shop.run("{'id': 3}", policy="freeze")
-    assert "x" not in shop.shop.rows()[0]
-    assert _changes(shop.run("{'id': 4, 'x': 2}")) == ["added x"]
+def test_fields_of_a_first_load_that_failed_are_known(polled: _Polled) -> None:
+    assert polled.run("{'id': 1, 'late': 5}", then="raise ValueError").error is not None
+    assert polled.run("{'id': 3}").error is None
+    assert polled.run("{'id': 4, 'late': 1}", policy="freeze").error is None
 
 
 @pytest.mark.long
-def test_the_batches_of_a_run_may_have_different_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shop = _Polled(tmp_path, monkeypatch)
+def test_a_discarded_field_is_not_stored_later(polled: _Polled) -> None:
+    assert polled.run("{'id': 1}").error is None
+    assert _changes(polled.run("{'id': 2, 'x': 1}", policy="discard")) == []
+    polled.run("{'id': 3}", policy="freeze")
+    assert "x" not in polled.shop.rows()[0]
+    assert _changes(polled.run("{'id': 4, 'x': 2}")) == ["added x"]
 
+
+@pytest.mark.long
+def test_the_batches_of_a_run_may_have_different_columns(polled: _Polled) -> None:
     def tables(number: int) -> list[str]:
         return [f"pa.table({{'id': [{number}], '{name}': [{number}]}})" for name in "ab"]
 
-    assert shop.run(*tables(1)).error is None
+    assert polled.run(*tables(1)).error is None
     for number in (2, 3):
-        found = shop.run(*tables(number), policy="freeze")
+        found = polled.run(*tables(number), policy="freeze")
         assert (found.error, _changes(found)) == (None, [])
-    assert "removed a" in (shop.run(tables(4)[1], policy="freeze").error or "")
-    assert _changes(shop.run(*reversed(tables(5)), policy="freeze")) == []
+    assert "removed a" in (polled.run(tables(4)[1], policy="freeze").error or "")
+    assert _changes(polled.run(*reversed(tables(5)), policy="freeze")) == []
 
 
 @pytest.mark.long
 def test_a_change_that_has_not_landed_is_reported_when_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    polled: _Polled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop = _Polled(tmp_path, monkeypatch)
-    assert shop.run("pa.table({'id': [1], 'a': [1]})").error is None
+    assert polled.run("pa.table({'id': [1], 'a': [1]})").error is None
 
     def fail(*_: Any, **__: Any) -> None:
         raise OSError
 
     with monkeypatch.context() as patch:
         patch.setattr("chronolake.pipeline.landing.land", fail)
-        failed = shop.run("pa.table({'id': [2], 'b': [1]})")
+        failed = polled.run("pa.table({'id': [2], 'b': [1]})")
     assert (failed.error is None, _changes(failed)) == (False, [])
-    found = shop.run("pa.table({'id': [2], 'b': [1]})")
+    found = polled.run("pa.table({'id': [2], 'b': [1]})")
     assert _changes(found) == ["added b", "removed a"]
 
 

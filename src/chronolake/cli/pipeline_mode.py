@@ -127,7 +127,7 @@ def _stream_of(
         raise refusal from failure
     for stream in listing.streams:
         if stream.name == name:
-            check_mode(stream.descriptor.capabilities, wanted)
+            check_mode(stream.descriptor.capabilities, wanted, table=stream.table)
             if stream.mode is wanted:
                 return stream
     raise refusal

@@ -31,7 +31,7 @@ from chronolake.change_set import (
     Op,
 )
 from chronolake.core import usage
-from chronolake.core.sql import KEYS, TABLE, cached_view, column_list, numbered_key
+from chronolake.core.sql import BATCH, KEYS, TABLE, cached_view, cells, column_list, numbered_key
 from chronolake.core.usage import sketch_aggregate
 from chronolake.errors import BatchError, IncompleteRowsError, UnknownColumnError
 from chronolake.types import (
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 #: Kinds of key columns whose least and greatest value narrow the scan of the table.
 ORDERED: Final = {Kind.SHORT, Kind.INT, Kind.LONG, Kind.STRING, Kind.NAIVE_DATE}
+#: A SQL condition: the row of a change set is a replace row.
+IS_REPLACE: Final = f"{OP} = {int(Op.REPLACE)}"
 _LONGS: Final = (-(1 << 63), (1 << 63) - 1)
 _INTS: Final = (-(1 << 31), (1 << 31) - 1)
 _DAYS: Final = (date.min.toordinal(), date.max.toordinal())
@@ -119,6 +121,11 @@ class BatchProfile:
     def is_empty(self) -> bool:
         """Return whether the batch has no rows."""
         return self.rows == 0
+
+    def replace_rows(self, description: TableDescription) -> str:
+        """Return a SQL query of the replace rows of a change set, with all columns of a table."""
+        selected = cells(description, self.names, of=BATCH)
+        return f"SELECT {selected} FROM {self.view} AS {BATCH} WHERE {IS_REPLACE}"
 
     def same_key(self, key: Sequence[str]) -> list[str]:
         """Return SQL conditions that match the key of `TABLE` with that of `KEYS` (`numbered_key`).

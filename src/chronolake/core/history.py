@@ -29,7 +29,12 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import OP, SEQ, UNMODIFIED, Op
 from chronolake.core import scd2_fold, usage
-from chronolake.core.batch_profile import BatchProfile, micros_of_change, profile_changes
+from chronolake.core.batch_profile import (
+    IS_REPLACE,
+    BatchProfile,
+    micros_of_change,
+    profile_changes,
+)
 from chronolake.core.merge import BatchResult, fold_by_key
 from chronolake.core.scd2_fold import (
     ADDED,
@@ -87,7 +92,6 @@ _OTHERS: Final = (
     f"{REMOVED} boolean, {ADDED} boolean, {BASELESS} boolean, {IGNORED} boolean, "
     f"{EARLIEST} bigint, {COUNTED} boolean, {CLOSED_AT_START} boolean"
 )
-_IS_REPLACE: Final = f"{OP} = {int(Op.REPLACE)}"
 
 
 def write_history_batch(
@@ -187,10 +191,7 @@ def stage(
     if first is not None:
         reach("write.planned")
         if first.added:
-            write.append(
-                f"SELECT {cells(description, profile.names, of=BATCH)} "
-                f"FROM {profile.view} AS {BATCH} WHERE {_IS_REPLACE}"
-            )
+            write.append(profile.replace_rows(description))
         return first
     with ExitStack() as stack:
         with watch.stage("resolve"):
@@ -224,7 +225,7 @@ def _outcome_of_load(
     (row,) = write.spark.sql(
         f"SELECT count(*), count_if(n > 1), {usage.sketch_aggregate(columns, 'true')} "
         f"FROM (SELECT {column_list(columns)}, count(*) AS n FROM {profile.view} "
-        f"WHERE {_IS_REPLACE} GROUP BY {column_list(columns)})"
+        f"WHERE {IS_REPLACE} GROUP BY {column_list(columns)})"
     ).collect()
     count, repeated, sketch = row
     return None if repeated else Outcome(0, count, 0, 0, None, sketch, 0)

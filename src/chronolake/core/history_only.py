@@ -8,11 +8,10 @@ Streams of pipelines follow `chronolake.stream_modes`.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from chronolake.errors import SchemaError
-from chronolake.stream_modes import HISTORY_SUFFIX, has_history_suffix
+from chronolake.stream_modes import HISTORY_SUFFIX, has_history_suffix, setting_to_opt_out
 from chronolake.types import Mode
 
 if TYPE_CHECKING:
@@ -42,12 +41,7 @@ def expect_mode(config: LakeConfig, name: TableName, mode: Mode) -> None:
 
 def opt_out(name: TableName) -> str:
     """Return how to allow every mode for a table, as part of a sentence."""
-    # A name may contain any characters; JSON's quotes are valid in YAML.
-    written = json.dumps(str(name), ensure_ascii=False)
-    return (
-        f"set `lake.tables: {{{written}: {{history_only: false}}}}` in chronolake.yml, and restart "
-        "the destination if it is running"
-    )
+    return f"{setting_to_opt_out(name)}, and restart the destination if it is running"
 
 
 def _reason(name: TableName) -> str:

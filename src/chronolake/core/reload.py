@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from chronolake.change_set import OP, RESERVED, SEQ, UNMODIFIED, Op
 from chronolake.core import usage
-from chronolake.core.batch_profile import profile_changes
+from chronolake.core.batch_profile import IS_REPLACE, profile_changes
 from chronolake.core.history import stage
 from chronolake.core.merge import BatchResult
 from chronolake.core.publish import expect_as_planned
@@ -222,7 +222,7 @@ def plan_resync(
                 *(f"{TABLE}.{quote(name)} <=> {_SOURCE}.{quote(name)}" for name in others),
             ]
         )
-        incoming = f"(SELECT * FROM {changes} WHERE {OP} = {int(Op.REPLACE)}) AS {_SOURCE}"
+        incoming = f"(SELECT * FROM {changes} WHERE {IS_REPLACE}) AS {_SOURCE}"
         of_key = ", ".join(f"{_SOURCE}.{quote(name)}" for name in key)
         (counted,) = spark.sql(
             "SELECT count(1), count_if(same), count_if(same IS NULL), sum(closed), "
@@ -369,7 +369,7 @@ def _expect_one_row_a_key(spark: SparkSession, changes: str, description: TableD
     key = column_list(description.record_key)
     (found,) = spark.sql(
         f"SELECT count(1) FROM (SELECT {key} FROM {changes} "
-        f"WHERE {OP} = {int(Op.REPLACE)} GROUP BY {key} HAVING count(1) > 1)"
+        f"WHERE {IS_REPLACE} GROUP BY {key} HAVING count(1) > 1)"
     ).collect()
     if found[0]:
         raise BatchError(

@@ -157,10 +157,7 @@ def _stage(
                 names = column_list(column.name for column in description.columns)
                 added = f"SELECT {names} FROM {final} WHERE {IGNORED} = 0"
         elif profile.replaced:
-            all_cells = cells(description, profile.names, of=BATCH)
-            added = (
-                f"SELECT {all_cells} FROM {profile.view} AS {BATCH} WHERE {OP} = {int(Op.REPLACE)}"
-            )
+            added = profile.replace_rows(description)
         reach("write.planned")
         if is_changed_in_place:
             outcome = _change(write, profile, description, watch)

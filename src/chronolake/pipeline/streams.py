@@ -413,11 +413,11 @@ def with_current_configuration(stream: Stream, project: Project) -> Stream:
 def _with_rule_of_table(
     project: Project, descriptor: StreamDescriptor, table: TableName
 ) -> StreamDescriptor:
-    """Return a stream with whether its table can only be in history mode."""
-    is_set = project.lake.history_only_setting(table)
-    if is_set is None and not project.lake.is_history_only(table):
+    """Return a stream with what the name or a setting of its table means for its modes, if any."""
+    is_history_only = project.lake.is_history_only(table)
+    if not is_history_only and project.lake.history_only_setting(table) is None:
         return descriptor
-    rule = replace(descriptor.capabilities, is_history_table=is_set is not False)
+    rule = replace(descriptor.capabilities, is_history_table=is_history_only)
     return replace(descriptor, capabilities=rule)
 
 

@@ -459,9 +459,10 @@ class _Pending:
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = PartWriter(folder, WITH_OMISSIONS)
             self._began = time.monotonic()
-        self._filled |= filled_columns(columns, arrays)
+        filled = filled_columns(columns, arrays)
+        self._filled |= filled
         columns, arrays = self.stream.identity.rules.protect_columns(columns, arrays)
-        self._writer.add(columns, arrays, facts, filled=self._filled)
+        self._writer.add(columns, arrays, facts, filled=filled)
         self._bytes += sum(array.nbytes for array in arrays)
         self.rows += len(facts[MODIFIED])
 

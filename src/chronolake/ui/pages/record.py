@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: The maximum number of columns with their own lane in the chart: those with the most changes.
 MAX_LANES: Final = 12
-_STATES: Final = {Ending.ACTIVE: "a", Ending.REPLACED: "r", Ending.DELETED: "d"}
-_ARCHIVED: Final = "x"
+#: A character for each `Version.outcome`.
+_STATES: Final = {"active": "a", "replaced": "r", "deleted": "d", "archived": "x"}
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,7 @@ def chart_data(timeline: Timeline) -> dict[str, Any]:
             None if version.ending is Ending.ACTIVE else _finite_milliseconds(version.end)
             for version in versions
         ],
-        "states": "".join(
-            _ARCHIVED if version.is_archived else _STATES[version.ending] for version in versions
-        ),
+        "states": "".join(_STATES[version.outcome] for version in versions),
         "lanes": [{"column": name, "places": numbers} for name, numbers in lanes.items()],
         "more": len(changed) - len(lanes),
     }
